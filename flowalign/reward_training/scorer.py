@@ -42,6 +42,14 @@ class PreferenceModel:
         """Margins [O, N] of the chosen over the rejected pictures of N pairs, in O orders."""
         raise NotImplementedError
 
+    def losses(self, pairs: Preferences, rows: Sequence[int]) -> Tensor:
+        """Losses [N] of pairs; here Bradley and Terry's, the mean over the orders."""
+        return preference_loss(self.margins(pairs, rows)).mean(0)
+
+    def report(self, pairs: Preferences, batch_size: int) -> dict[str, float]:
+        """Further figures of held-out pairs."""
+        return {}
+
     @torch.no_grad()
     def accuracy(self, pairs: Preferences, batch_size: int) -> float:
         """Share of the pairs whose chosen picture wins, over all orders; a tie counts half.
@@ -134,7 +142,7 @@ def train_reward(
     torch.manual_seed(seed)
 
     def losses(rows: Tensor) -> Tensor:
-        return preference_loss(model.margins(pairs, rows.tolist())).mean(0)
+        return model.losses(pairs, rows.tolist())
 
     before = model.accuracy(heldout, batch_size)
     settings: dict[str, Any] = {"epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size}
@@ -146,6 +154,7 @@ def train_reward(
         "heldout_pairs": len(heldout),
         "heldout_accuracy_before": before,
         "heldout_accuracy_after": model.accuracy(heldout, batch_size),
+        **model.report(heldout, batch_size),
         **settings,
         "seed": seed,
     }

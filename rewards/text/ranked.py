@@ -50,8 +50,8 @@ class Ranked:
 
 
 class Lexicographic:
-    """A comparison by the most important reward; where two samples are about equal by it, by the next (HERON, arXiv
-    2307.09139, after the abstract). `win_rate` or `compared` makes a reward of it.
+    """A comparison by the most important reward; where two samples are about equal by it, by the next (HERON, after the
+    abstract). `win_rate` or `compared` makes a reward of it.
 
     Args:
         rewards: from the most important one to the least.

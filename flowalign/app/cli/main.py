@@ -30,6 +30,7 @@ from flowalign.app.cli.probe import probe
 from flowalign.app.cli.prompts import difficulty, prompts, reference_scores
 from flowalign.app.cli.reliability import judge
 from flowalign.app.cli.results import Warnings, print_ending, suggest_panel
+from flowalign.app.cli.text_rewards import pair_strengths
 from flowalign.app.cli.rewards import reward_check, reward_server, train_reward
 from flowalign.app.cli.sample import sample
 from flowalign.app.cli.search import search
@@ -258,6 +259,7 @@ app.add_typer(judge, name="judge", rich_help_panel="Votes and rewards")
 app.command(rich_help_panel="Votes and rewards")(reward_server)
 app.command(rich_help_panel="Votes and rewards")(reward_check)
 app.command(rich_help_panel="Votes and rewards")(train_reward)
+app.command(rich_help_panel="Votes and rewards")(pair_strengths)
 app.command(rich_help_panel="Text")(pair_questions)
 app.command(rich_help_panel="Text")(cold_start)
 app.command(rich_help_panel="Text")(rejection_sampling)

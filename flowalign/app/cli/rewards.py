@@ -81,7 +81,8 @@ def train_reward(
     model: Annotated[
         str | None,
         typer.Option(
-            help="CLIP, or VLM with --template, of transformers: folder, hub name or a shipped one; default PickScore. "
+            help="CLIP, or VLM with --template, of transformers: folder, hub name or a shipped one; default PickScore; of "
+            "texts any language model or reward model. "
             "'video_reward', or a folder with one, learns votes on videos."
         ),
     ] = None,
@@ -111,6 +112,20 @@ def train_reward(
     min_pairs: Annotated[
         int | None, typer.Option(min=1, help="Fewest preferences to train on; default 100. Fewer make a model worse.")
     ] = None,
+    texts: Annotated[
+        bool,
+        typer.Option("--texts", help="The preferences are between texts, as TRL's lines are; exported votes say so."),
+    ] = False,
+    loss: Annotated[
+        str,
+        typer.Option(
+            help="Of texts: bradley_terry, centred, margin, scaled, soft, regression, helpsteer or general; see "
+            "docs/text-reward-models.md."
+        ),
+    ] = "bradley_terry",
+    reference: Annotated[
+        str | None, typer.Option(help="Of texts: key of a reference text that the model compares with (POLAR).")
+    ] = None,
     noisy: Annotated[
         str | None,
         typer.Option(help="Train the CLIP on the pictures that this generator's noisy states predict, for ttsnap."),
@@ -118,9 +133,10 @@ def train_reward(
     steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps of that generator.")] = None,
     per_prompt: Annotated[int, typer.Option(min=2, help="That generator's samples per prompt.")] = 8,
 ) -> None:
-    """Train a reward on votes to prefer the chosen one of each pair: a CLIP, a VLM as a judge, or VideoReward."""
+    """Train a reward on votes to prefer the chosen one of each pair: a CLIP, a VLM as a judge, VideoReward, or of texts any
+    language model with a head of a number."""
+    from flowalign.app.cli.text_rewards import RATE, are_texts, read_texts, train_on_texts
     from flowalign.data import Preferences, Prompts, shipped
-    from flowalign.evaluation.statistics import share_interval
     from flowalign.reward_training.judge import JudgeScorer
     from flowalign.reward_training.scorer import ClipScorer, split
     from flowalign.reward_training.scorer import train_reward as fit
@@ -134,8 +150,29 @@ def train_reward(
     if output.exists():
         raise ConfigError(f"{output} is there already; --out names a new folder")
     kind = Preferences if noisy is None else Prompts
-    examples: Any = kind.read(preferences)
-    tested: Any = None if heldout is None else kind.read(heldout)
+    read = read_texts if texts else kind.read
+    examples: Any = read(preferences)
+    tested: Any = None if heldout is None else read(heldout)
+    if noisy is None and are_texts(examples):
+        examples.check_enough(min_pairs, "--min-pairs")
+        report, use = train_on_texts(
+            examples,
+            tested,
+            output,
+            model,
+            template,
+            loss,
+            reference,
+            epochs or 3,
+            learning_rate or RATE,
+            batch_size,
+            seed,
+        )
+        _say(report)
+        print(use)
+        return
+    if loss != "bradley_terry" or reference is not None:
+        raise ConfigError("--loss and --reference are of reward models of texts, and these preferences are not")
     if noisy is None:
         examples, tested = (None if votes is None else votes.of_pictures() for votes in (examples, tested))
     if noisy is None:
@@ -159,17 +196,7 @@ def train_reward(
     else:
         scorer = ClipScorer(path, processor) if template is None else JudgeScorer(path, template)
     report = fit(scorer, train, test, output, epochs or 3, learning_rate or 3e-6, batch_size, seed)
-    low, high = share_interval(report["heldout_accuracy_after"], report["heldout_pairs"])
-    print(
-        f"{report['pairs']} pairs; on {report['heldout_pairs']} held-out ones the chosen picture scores higher in "
-        f"{report['heldout_accuracy_before']:.1%} before and {report['heldout_accuracy_after']:.1%} after "
-        f"(95% interval {low:.0%} to {high:.0%})"
-    )
-    if low <= 0.5:
-        print(
-            f"{report['heldout_pairs']} held-out pairs do not tell this reward from a coin; what helps: more of them "
-            "(--heldout), or more votes to learn from"
-        )
+    _say(report)
     if isinstance(scorer, JudgeScorer):
         name = "vlm_pairwise" if scorer.template.pairwise else "vlm_judge"
         print(f"{{name: {name}, template: {template}, judge: {{model: {output}}}}}")
@@ -178,6 +205,23 @@ def train_reward(
         print(f"rewards: [{{name: video_reward, {', '.join(f'{key}: {value}' for key, value in saved.items())}}}]")
     else:
         print(f"rewards: [{{name: pick_score, model: {output}, processor: null}}]")
+
+
+def _say(report: dict[str, Any]) -> None:
+    """Print how well the held-out pairs are told apart."""
+    from flowalign.evaluation.statistics import share_interval
+
+    low, high = share_interval(report["heldout_accuracy_after"], report["heldout_pairs"])
+    print(
+        f"{report['pairs']} pairs; on {report['heldout_pairs']} held-out ones the chosen one scores higher in "
+        f"{report['heldout_accuracy_before']:.1%} before and {report['heldout_accuracy_after']:.1%} after "
+        f"(95% interval {low:.0%} to {high:.0%})"
+    )
+    if low <= 0.5:
+        print(
+            f"{report['heldout_pairs']} held-out pairs do not tell this reward from a coin; what helps: more of them "
+            "(--heldout), or more votes to learn from"
+        )
 
 
 def _train_noisy(
