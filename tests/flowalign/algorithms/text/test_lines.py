@@ -121,6 +121,23 @@ def test_labels_are_compared_with_completions_of_other_prompts(file: Path, tmp_p
     assert loss.shape == (4,) and loss.max() > 1.5 * loss.min()
 
 
+def test_outcomes_are_predicted_by_log_ratios_and_the_result_rewards_steps(file: Path, tmp_path: Path) -> None:
+    records = [{"prompt": r["prompt"], "completion": r["chosen"], "label": i % 2} for i, r in enumerate(LINES)]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    run = trainer("text_outcome", file, tmp_path, "algorithm.beta=0.5")
+    experience = run.collect(run.groups.draw(0))
+    start = {r["prompt"]: literal(run, r, "completion").sum().item() for r in records}
+    with torch.no_grad():
+        for parameter in run.policy.trainable().values():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    losses, _ = run.algorithm.losses(run.policy, experience, experience.items)
+    for loss, line, prompt in zip(losses.tolist(), experience.batch.metadata, experience.batch.prompts, strict=True):
+        now = literal(run, {"prompt": prompt} | line, "completion").sum().item()
+        right = torch.sigmoid(torch.tensor(0.5 * (now - start[prompt])))
+        expected = -(right.log() if line["label"] else (1 - right).log())
+        assert loss == pytest.approx(expected.item(), abs=1e-4)
+
+
 def test_the_best_and_the_worst_of_a_group_are_a_pair(tmp_path: Path) -> None:
     run = small_run("tiny_lm/online_text_dpo", tmp_path, "model.lora=null", "training.group_size=4")
     experience = run.collect(run.groups.draw(0))
