@@ -46,6 +46,7 @@ NAMED_BY_THEIR_PARTS = {
     "clip_bound": "rewards.text.steps:ClipBound",
     "delta_bound": "rewards.text.steps:DeltaBound",
     "gated": "rewards.text.steps:Gated",
+    "renormed": "rewards.judges.steps:Renormed",
     "trust_weighted": "rewards.text.steps:TrustWeighted",
     "text_judge": "rewards.judges.reward:JudgeReward",
     "text_pairwise": "rewards.judges.reward:PairwiseJudgeReward",
