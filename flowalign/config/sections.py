@@ -113,6 +113,13 @@ class Watch(Section):
     early_stop: int | None = Field(None, ge=1)
     """Evaluations in a row without a new best reward that end the run; the result has the weights of the best one, also
     if the run reaches its last iteration (RPO, arXiv 2407.12164)."""
+    keep_best: bool = False
+    """Whether the result has the weights of the evaluation with the best reward; the run goes on to its end."""
+
+    @property
+    def returns_best(self) -> bool:
+        """True if the result has the weights of the best evaluation."""
+        return self.keep_best or self.early_stop is not None
 
 
 class PictureSize(Section):
@@ -149,7 +156,7 @@ class Heldout(SamplingSettings, PromptList):
     @property
     def watching(self) -> bool:
         """True if evaluations may end the run, or bring earlier weights back."""
-        return bool(self.panel) or self.watch.early_stop is not None
+        return bool(self.panel) or self.watch.returns_best
 
 
 class Data(PromptList):
@@ -420,9 +427,10 @@ class BaseConfig(Section):
                 "evaluation.watch.action: to stop a run takes an evaluation.panel to watch by, and evaluations during "
                 "training (evaluation.every: 10)"
             )
-        if evaluation.watch.early_stop is not None and not (evaluation.prompts and evaluation.every):
+        if evaluation.watch.returns_best and not (evaluation.prompts and evaluation.every):
+            key = "keep_best" if evaluation.watch.early_stop is None else "early_stop"
             raise ConfigError(
-                "evaluation.watch.early_stop: takes evaluations during training (evaluation.prompts, evaluation.every)"
+                f"evaluation.watch.{key}: takes evaluations during training (evaluation.prompts, evaluation.every)"
             )
 
     def _check_effects(self, algorithm: Method) -> None:

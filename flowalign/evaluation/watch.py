@@ -133,7 +133,8 @@ class WatchVerdict:
     evaluations in a row look hacked; stalled: `early_stop` evaluations in a row were no better than the best before."""
     message: str
     last_good: int
-    """Iteration of the last evaluation before those that look hacked; with `early_stop`, of the best one until then."""
+    """Iteration of the last evaluation before those that look hacked; with `early_stop` or `keep_best`, of
+    the best one until then."""
 
 
 def watched(
@@ -200,7 +201,7 @@ def diagnose(records: Sequence[Mapping[str, Any]], rule: Watch) -> WatchVerdict:
     looks = [bool(panel) and len(names) >= rule.share * len(panel) and bool(names) for names in fallen]
     streak = next((i for i, bad in enumerate(reversed(looks)) if not bad), len(looks))
     last = max(len(records) - 1 - streak, 0)
-    if rule.early_stop is not None:
+    if rule.returns_best:
         last = max(range(last + 1), key=lambda i: records[i]["reward"]["mean"])
     last_good = records[last]["iteration"]
     if not streak and rule.early_stop is not None and len(records) - 1 - last >= rule.early_stop:

@@ -36,9 +36,9 @@ def ended_at(folder: Path, watch: Watch) -> int:
     """
     lines = MetricsFile(folder / "evaluations.jsonl").read()
     seen = [line["watch"] for line in lines if "watch" in line]
-    if seen and (watch.action == "stop" or watch.early_stop is not None):
+    if seen and (watch.action == "stop" or watch.returns_best):
         verdict = diagnose(seen, watch)
-        if verdict.status == "hacked" or watch.early_stop is not None:
+        if verdict.status == "hacked" or watch.returns_best:
             return verdict.last_good
     return max((line["iteration"] for line in lines), default=0)
 
@@ -171,7 +171,7 @@ class Evaluator:
 
     def _result(self, last: int) -> int:
         """The iteration whose weights are the result of a run whose last evaluation was at `last`."""
-        best = self.settings.watch.early_stop is not None
+        best = self.settings.watch.returns_best
         return self.verdict.last_good if best or self._ends() else last
 
     def gain(self) -> Comparison | None:

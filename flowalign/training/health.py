@@ -98,4 +98,4 @@ def remedies(training: Training) -> str:
     ]
     if training.ema_decay is None:
         helps.append("an average of the weights (training.ema_decay: 0.97)")
-    return ", ".join(helps) + ", the best weights kept (evaluation.every: 20, evaluation.watch.early_stop: 3)"
+    return ", ".join(helps) + ", the best weights kept (evaluation.every: 20, evaluation.watch.keep_best: true)"

@@ -92,6 +92,8 @@ class Saving:
         good = self.components.checkpoints.newest(until=self.components.processes.maximum(verdict.last_good))
         assert good is not None, "a checkpoint is saved with every evaluation that is watched"
         self.learner.load_weights(*self.components.checkpoints.load(good))
+        watch = self.components.config.evaluation.watch
+        best = "keep_best=false" if watch.early_stop is None else "early_stop=null"
         if self.main:
             logger.warning(
                 "ended at iteration %d: %s; the run's result has the weights of %s. To train on from those, delete "
@@ -99,7 +101,7 @@ class Saving:
                 iteration,
                 verdict.message or "an earlier evaluation scored higher",
                 good,
-                "action=warn" if verdict.status == "hacked" else "early_stop=null",
+                "action=warn" if verdict.status == "hacked" else best,
             )
 
     def forget_samples(self) -> None:

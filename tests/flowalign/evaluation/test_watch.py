@@ -46,6 +46,10 @@ def test_a_run_whose_reward_stopped_rising_is_stalled_and_returns_to_its_best():
     verdicts = [diagnose(records[: i + 1], rule) for i in range(6)]
     assert [verdict.status for verdict in verdicts] == ["good"] * 5 + ["stalled"]
     assert [verdict.last_good for verdict in verdicts] == [0, 10, 10, 30, 30, 30]
+    kept = [diagnose(records[: i + 1], Watch(keep_best=True)) for i in range(6)]
+    assert [(verdict.status, verdict.last_good) for verdict in kept] == [
+        ("good", verdict.last_good) for verdict in verdicts
+    ]
 
 
 def test_panel_and_trained_reward_falling_together_is_not_hacking():

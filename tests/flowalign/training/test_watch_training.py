@@ -134,16 +134,23 @@ def all_alike(samples: list[Any], prompts: list[str]) -> list[float]:
     return [0.5] * len(samples)
 
 
-def test_a_run_that_does_not_get_better_ends_with_its_best_weights(tmp_path):
+@pytest.mark.parametrize(
+    ("setting", "verdicts"), [("early_stop=1", ["good", "stalled"]), ("keep_best=true", ["good"] * 3)]
+)
+def test_a_run_that_does_not_get_better_ends_with_its_best_weights(tmp_path, setting, verdicts):
     trainer = run(
         tmp_path,
         HONEST,
         "[]",
-        *(f"evaluation.rewards=[{{name: {__name__}.all_alike}}]", "evaluation.watch.early_stop=1"),
+        *(f"evaluation.rewards=[{{name: {__name__}.all_alike}}]", f"evaluation.watch.{setting}"),
         *("evaluation.every=1", "evaluation.limit=1", "training.prompts_per_iteration=1", "training.group_size=2"),
+        *("training.iterations=2", "training.keep_checkpoints=1"),
     )
-    assert trainer.iteration == 1 and [line["verdict"] for line in lines(tmp_path)] == ["good", "stalled"]
-    assert [path.name for path in trainer.checkpoints.all()] == ["checkpoint-000000", "checkpoint-000001"]
+    assert [line["verdict"] for line in lines(tmp_path)] == verdicts and trainer.iteration == len(verdicts) - 1
+    assert [trainer.checkpoints.all()[i].name for i in (0, -1)] == [
+        "checkpoint-000000",
+        f"checkpoint-{trainer.iteration:06d}",
+    ]
     adapter = load_file(tmp_path / "run" / "lora" / "pytorch_lora_weights.safetensors")
     assert all(not value.any() for name, value in adapter.items() if "lora_B" in name)
 
@@ -156,6 +163,7 @@ def test_a_run_that_does_not_get_better_ends_with_its_best_weights(tmp_path):
         (["evaluation.watch.action=stop", "evaluation.every=3"], "takes an evaluation.panel"),
         (["evaluation.watch.action=stop", "evaluation.panel=[{name: shapes}]"], "evaluation.every"),
         (["evaluation.watch.early_stop=2"], "evaluation.every"),
+        (["evaluation.watch.keep_best=true"], "evaluation.watch.keep_best: takes evaluations"),
         (["evaluation.watch.actoin=stop"], "did you mean 'action'"),
     ],
 )
