@@ -46,12 +46,12 @@ THEIRS = {
     "qwen_image_edit",
     "qwen_image_edit_plus",
     "wan22_14b",
-    "wan22_14b_i2v",
 }
 """Families whose network or pipeline in diffusers waits by itself."""
 FAST = ["sd35", "sd15", "wan"]
-VARIANTS = {"hunyuan_image_distilled", "sd2_v", "sdxl_v", "wan22_5b"}
-"""Families with the pipeline and networks of another one."""
+VARIANTS = {"flux2", "flux2_klein", "hunyuan_image_distilled", "sd2_v", "sdxl_v"}
+VARIANTS |= {"wan22_5b", "wan22_5b_i2v", "wan22_14b_i2v"}
+"""Families with the pipeline and networks of another one, which also has their pictures."""
 STEPS = 3
 NOT_OURS = ("diffusers", "transformers", "elsewhere")
 """Beginnings of places; a backward pass has no line of Python, and waits where the network's forward did."""
