@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from flowalign.evaluation.approach import Approach
 from flowalign.evaluation.gradient_noise import GradientNoise
 from flowalign.evaluation.statistics import Interval
 
@@ -46,6 +47,8 @@ class Trial:
     """Seconds of an iteration."""
     clipped: float | None
     """Share of the ratios that were clipped, of the last iteration."""
+    pace: Approach | None = None
+    """Gains halfway and at the end, by which a target is reached; None where it was not judged halfway."""
     failure: str | None = None
     """Error that ended it."""
 
@@ -115,17 +118,17 @@ class Probe:
         return causes
 
     def iterations_to(self, target: float) -> Interval | None:
-        """Iterations to a reward at the trial's pace, with the interval of the gain; None where it may never come.
+        """Iterations to a reward by the fit to the trial, median and 95% interval; None where it may never come.
 
-        Curves flatten, so that it is a lower bound.
+        An end of infinity: perhaps never.
         """
-        gain, missing = self.trial.gain, target - self.trial.before
+        missing = target - self.trial.before
         if missing <= 0:
             return Interval(0.0, 0.0, 0.0)
-        if gain.low is None or gain.high is None or gain.low <= 0:
+        if self.trial.pace is None or not self.trial.learned:
             return None
-        slowest, mean, fastest = (missing * self.trial.iterations / value for value in (gain.low, gain.mean, gain.high))
-        return Interval(mean, fastest, slowest)
+        iterations = self.trial.pace.reached(missing)
+        return None if iterations.low == math.inf else iterations
 
     def advice(self) -> list[str]:
         """What to change, with numbers; an empty list where nothing stands out."""
@@ -207,7 +210,7 @@ class Probe:
         """The figures as JSON."""
 
         def plain(value: Any) -> Any:
-            if isinstance(value, GradientNoise):
+            if isinstance(value, (GradientNoise, Approach)):
                 return value.record()
             if isinstance(value, Mapping):
                 return {str(key): plain(entry) for key, entry in value.items()}

@@ -1,6 +1,7 @@
 """`flowalign probe`: will a configuration learn?"""
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,7 +25,7 @@ def probe(
     prompts: Annotated[int, typer.Option(min=2, help="Training prompts on which a trial is judged.")] = 48,
     samples: Annotated[int, typer.Option(min=2, help="Samples of each of them.")] = 4,
     target: Annotated[
-        float | None, typer.Option(callback=finite, help="Reward to reach, to say how long it takes at least.")
+        float | None, typer.Option(callback=finite, help="Reward to reach, to say how long it takes.")
     ] = None,
     json_path: Json = None,
 ) -> None:
@@ -49,7 +50,8 @@ def probe(
     show(found, target)
     if json_path is not None:
         pace = None if target is None else found.iterations_to(target)
-        record = found.record() | ({} if target is None else {"iterations_to_target": pace and vars(pace)})
+        ends = pace and {name: None if value == math.inf else value for name, value in vars(pace).items()}
+        record = found.record() | ({} if target is None else {"iterations_to_target": ends})
         write_atomically(json_path, json.dumps(record, indent=1) + "\n")
 
 
@@ -100,16 +102,17 @@ def _trial(name: str, trial: "Trial") -> str:
 
 
 def _pace(found: "Probe", target: float) -> str:
-    """Time to the target at the trial's pace."""
+    """Time to the target by the fit to the trial."""
     pace = found.iterations_to(target)
     if pace is None:
-        return "cannot tell, since the trial shows no gain"
+        return "cannot tell, since the trial shows no gain that reaches it"
     assert pace.low is not None and pace.high is not None
-    hours = [value * found.trial.seconds / 3600 for value in (pace.low, pace.high)]
-    return (
-        f"{pace.low:.0f} to {pace.high:.0f} iterations ({hours[0]:.2g} to {hours[1]:.2g} hours here) at the "
-        "trial's pace, and more since curves flatten"
-    )
+
+    def say(iterations: float) -> str:
+        hours = iterations * found.trial.seconds / 3600
+        return "no bound" if iterations == math.inf else f"{iterations:.0f} ({hours:.2g} hours here)"
+
+    return f"iteration {say(pace.mean)}, from {say(pace.low)} to {say(pace.high)}, by a fit to the trial"
 
 
 def _shares(size: "Interval") -> str:
