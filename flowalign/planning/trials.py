@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from torch import Tensor
 
+from flowalign.algorithms.matching.rwr import RWR, RWRSettings
 from flowalign.config import BaseConfig, Named, Weighted
+from flowalign.core.record import Record
 from flowalign.data import Prompts
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.evaluation.approach import Approach, approach
@@ -19,6 +22,7 @@ from flowalign.training import Trainer
 from rewards import Reward
 
 CANARY = "flowalign.planning.trials:Canary"
+AIMLESS = "flowalign.planning.trials:Aimless"
 CANARY_ITERATIONS = 15
 CANARY_PROMPTS = 16
 """Most prompts of an iteration of the canary."""
@@ -143,16 +147,35 @@ def canary_trial(config: BaseConfig, judged: Judged) -> Trial | None:
     return run_trial(trainer, judged, reward, judged.sample(trainer, reward), CANARY_ITERATIONS)
 
 
-def fit_to_own_samples(config: BaseConfig, judged: Judged, reward: Reward, before: Evaluated, iterations: int) -> Trial:
+class Aimless(RWR):
+    """Matching on own samples, uphill and downhill in turn: it moves as far as gradients without a direction do."""
+
+    name = "aimless"
+
+    def __init__(self, settings: RWRSettings) -> None:
+        super().__init__(settings)
+        self.sign = -1.0
+
+    def credit(self, record: Record) -> Tensor:
+        self.sign = -self.sign
+        return self.sign * super().credit(record)
+
+
+def fit_to_own_samples(
+    config: BaseConfig, judged: Judged, reward: Reward, before: Evaluated, iterations: int, algorithm: str = "rwr"
+) -> Trial:
     """How far a model moves when it is fitted to its own samples, all of one weight, as a matching method would.
 
     A model that samples by the flow it was trained for stays where it is, up to noise. One that was distilled to few
     steps does not: its velocities are not those of its samples' flow, and matching makes them so.
+
+    Args:
+        algorithm: "rwr", or `AIMLESS` for the noise alone.
     """
     fitted = config.model_copy(deep=True)
     shared = {"levels", "levels_of", "noise_of", "guidance"} & set(config.algorithm.settings)
     settings = {key: config.algorithm.settings[key] for key in shared}
     # weights exp(0 r) are 1 for all
-    fitted.algorithm = Named.model_validate({"name": "rwr", "beta": 0.0, "kl_weight": 0.0, **settings})
+    fitted.algorithm = Named.model_validate({"name": algorithm, "beta": 0.0, "kl_weight": 0.0, **settings})
     fitted.training.snapshots, fitted.rollout.weights = {}, None
     return run_trial(Trainer(fitted, progress=False), judged, reward, before, iterations)
