@@ -13,11 +13,12 @@ from contextlib import contextmanager
 
 from flowalign.algorithms.matching.online import OnlineMatching
 from flowalign.config import BaseConfig
+from flowalign.errors import ConfigError
 from flowalign.evaluation.gradient_noise import gradient_noise, step_gain
 from flowalign.evaluation.reward_noise import reward_noise
 from flowalign.planning.first_batch import first_batch, noisy_steps, spread_by_step
-from flowalign.planning.probed import Probe
-from flowalign.planning.trials import Judged, canary_trial, fit_to_own_samples, run_trial
+from flowalign.planning.probed import Probe, Trial
+from flowalign.planning.trials import AIMLESS, Judged, canary_trial, fit_to_own_samples, run_trial
 from flowalign.training import Trainer
 
 STRESS = 4.0
@@ -69,10 +70,11 @@ def probe(
             stress = run_trial(Trainer(faster, progress=False), judged, reward, before, iterations)
         with clock.of("canary"):
             canary = canary_trial(base, judged) if learns_from_reward else None
-        own_fit = None
+        own_fit = aimless = None
         if matching:
             with clock.of("fit to its own samples"):
                 own_fit = fit_to_own_samples(base, judged, reward, before, iterations)
+                aimless = fit_to_own_samples(base, judged, reward, before, iterations, AIMLESS)
     return Probe(
         iterations=config.training.iterations,
         groups=per_update,
@@ -87,8 +89,35 @@ def probe(
         stress=stress,
         canary=canary,
         own_fit=own_fit,
+        aimless=aimless,
         seconds=clock.seconds,
     )
+
+
+def own_fit(config: BaseConfig, iterations: int = 12, prompts: int = 48, samples: int = 4) -> tuple[Trial, Trial]:
+    """The probe's fit of a model to its own samples alone, before nft, awm or raft on a few-step model.
+
+    Args:
+        iterations, prompts, samples: as of `probe`.
+
+    Returns:
+        the fit, and as many updates without a direction: what the rate alone moves.
+
+    Raises:
+        ConfigError: the method does not match its own samples, or the configuration does not work.
+    """
+    if not issubclass(type(config.build_algorithm()), OnlineMatching):
+        raise ConfigError(
+            f"algorithm.name: {config.algorithm.name} does not match its own samples; nft, awm or raft do"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        base = _quiet(config, folder)
+        trainer = Trainer(base, progress=False)
+        judged, reward = Judged(trainer.prompts.spread(prompts), samples, base), trainer.scorer.reward
+        before = judged.sample(trainer, reward)
+        del trainer
+        fit, aimless = (fit_to_own_samples(base, judged, reward, before, iterations, name) for name in ("rwr", AIMLESS))
+    return fit, aimless
 
 
 class Clock:

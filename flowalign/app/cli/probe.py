@@ -4,7 +4,7 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,13 +27,18 @@ def probe(
     target: Annotated[
         float | None, typer.Option(callback=finite, help="Reward to reach, to say how long it takes.")
     ] = None,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Only fit the model to its own samples, before nft, awm or raft.")
+    ] = False,
     json_path: Json = None,
 ) -> None:
     """Say if a configuration will learn, and what to change: short trials whose weights are dropped."""
     from flowalign.config import load
     from flowalign.config.loader import world_size
     from flowalign.errors import ConfigError
+    from flowalign.planning.probe import own_fit
     from flowalign.planning.probe import probe as measure
+    from flowalign.planning.probed import fit_advice, plain
 
     if json_path is not None:
         check_output(json_path, "--json")
@@ -42,6 +47,16 @@ def probe(
     find_beside(config)
     quiet_libraries()
     settings = load(config, overrides or [])
+
+    if fit:
+        fitted, aimless = own_fit(settings, iterations, prompts, samples)
+        print(_trial("fitted to its own samples", fitted), _trial("without a direction", aimless), sep="\n")
+        warnings = fit_advice(fitted, aimless)
+        print(*(f"- {line}" for line in warnings or ["matching alone hardly changes the model"]), sep="\n")
+        if json_path is not None:
+            record: dict[str, Any] = {"fit": plain(fitted), "aimless": plain(aimless), "advice": warnings}
+            write_atomically(json_path, json.dumps(record, indent=1) + "\n")
+        return
 
     def tell(phase: str) -> None:
         print(f"{phase} ...", file=sys.stderr, flush=True)
@@ -84,6 +99,8 @@ def show(found: "Probe", target: float | None = None) -> None:
         print(f"{_trial('canary, another reward', found.canary)}; {sure}")
     if found.own_fit is not None:
         print(_trial("fitted to its own samples", found.own_fit))
+    if found.aimless is not None:
+        print(_trial("  as many updates without a direction", found.aimless))
     if target is not None:
         print(f"to {target:g}: {_pace(found, target)}")
     print(f"{sum(found.seconds.values()):.0f} seconds")

@@ -12,13 +12,14 @@ from PIL import Image
 
 from flowalign.app.cli.main import main
 from flowalign.config import load, recipe
+from flowalign.errors import ConfigError
 from flowalign.evaluation.approach import approach
 from flowalign.evaluation.reward_noise import reward_noise
 from flowalign.evaluation.scores import Evaluated
 from flowalign.evaluation.statistics import Interval
 from flowalign.planning.first_batch import spread_of
-from flowalign.planning.probe import probe
-from flowalign.planning.probed import Probe, Trial
+from flowalign.planning.probe import own_fit, probe
+from flowalign.planning.probed import Probe, Trial, fit_advice
 from flowalign.planning.trials import distance_moved
 from rewards import as_reward
 from tests.flowalign.small_run import SMALL
@@ -137,3 +138,16 @@ def test_a_matching_method_is_first_fitted_to_the_models_own_samples() -> None:
     assert result.own_fit is not None and result.own_fit.moved < 1e-3 and not result.trial.learned
     moved = replace(result, own_fit=replace(result.own_fit, moved=0.3)).advice()
     assert any("the model moves 30%" in line for line in moved)
+    assert result.aimless is not None and result.aimless.moved < 1e-3
+
+
+def test_updates_without_a_direction_move_less_than_a_fit() -> None:
+    """Of two iterations the second takes back what the first one did."""
+    changes = [*SMALL, "training.group_size=2", "rollout.steps=2", "rollout.sigmas=null"]
+    small = load(recipe("tiny_sd3/raft"), [*changes, "training.optimizer.learning_rate=1e-3"])
+    fit, aimless = own_fit(small, iterations=4, prompts=2, samples=2)
+    assert 0 < aimless.moved < fit.moved
+    assert fit_advice(replace(fit, moved=0.0, gain=TRIAL.gain), aimless) == []
+    assert "without a direction" in fit_advice(replace(fit, moved=0.5), aimless)[0]
+    with pytest.raises(ConfigError, match="flow_grpo does not match its own samples"):
+        own_fit(load(recipe("tiny_sd3/flow_grpo"), SMALL))
