@@ -1,4 +1,4 @@
-"""Two simulated raters vote on a run's newest samples: one by the saved reward, with errors, one who does not look.
+"""Two simulated raters vote on a run's newest samples: Ada by the saved reward, with errors, Bob without a look.
 
     python scripts/simulate_votes.py runs/one [--votes 60] [--errs 0.1]
 
@@ -14,7 +14,8 @@ from flowalign.app.gallery.build import lay_out
 from flowalign.app.gallery.polls import Polls
 from flowalign.data.votes import plain_of
 
-RATERS = ("looks", "does not look")
+RATERS = ("Ada", "Bob")
+"""Ada looks, Bob does not."""
 
 
 def choice(polls: Polls, moment: int, ballot: dict[str, object], rng: np.random.Generator, errs: float) -> str:
@@ -35,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--votes", type=int, default=60, help="of each rater")
-    parser.add_argument("--errs", type=float, default=0.1, help="share of the wrong choices of the one who looks")
+    parser.add_argument("--errs", type=float, default=0.1, help="share of Ada's choices that are wrong")
     given = parser.parse_args()
     folder = given.run / "gallery"
     polls, rng = Polls(lay_out([given.run], folder), folder), np.random.default_rng(0)
@@ -46,7 +47,7 @@ def main() -> None:
             if ballot["pair"] is None:
                 continue
             blind = ("left", "right")[rng.integers(2)]
-            verdict = choice(polls, moment, ballot, rng, given.errs) if rater == "looks" else blind
+            verdict = choice(polls, moment, ballot, rng, given.errs) if rater == "Ada" else blind
             polls.vote(rater, moment, moment, ballot["pair"], verdict)
     table = polls.results(moment, moment)
     for row in table["raters"]:
@@ -59,12 +60,9 @@ def main() -> None:
         choices = row["wins"] + row["losses"]
         print(f"{row['rater']}: {choices} choices; same again {again}; right where one is broken {caught}")
     for row in table["between"]:
-        kappa = (
-            ""
-            if row["kappa"] is None
-            else f"; Cohen's kappa {row['kappa']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
-        )
-        print(f"both judged {row['pairs']} pairs{kappa}")
+        print(f"both judged {row['pairs']} pairs")
+        if row["kappa"] is not None:
+            print(f"Cohen's kappa {row['kappa']:.2f} ({row['low']:.2f} to {row['high']:.2f})")
     for reward in table["rewards"]:
         print(f"agrees with {reward['name']}: {reward['rate']:.0%} ({reward['low']:.0%} to {reward['high']:.0%})")
     print(*table["failing"], table["enough"], sep="\n")

@@ -157,6 +157,8 @@ def results(
     shown = sorted(sorted(range(len(between)), key=lambda i: -between[i]["pairs"])[:BETWEEN])
     shared, common = alpha(verdicts)
     names = sorted({name for first, second in scores.values() for name in first.keys() & second.keys()})
+    # what the watch measures is no opinion
+    names = [name for name in names if not name.startswith("statistics/")]
     rewards = []
     for name in names:
         agrees = [
