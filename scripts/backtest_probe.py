@@ -4,43 +4,103 @@ python scripts/backtest_probe.py [NAME...]    # default all; minutes each on one
 """
 
 import argparse
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from flowalign.app.cli.modules import quiet_libraries
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
 from flowalign.planning.probe import probe
+from flowalign.planning.probed import Verdict
 
 FEWER = ["training.prompts_per_iteration=16"]
 WIDE = "model.lora={rank: 32, alpha: 32, targets: all-linear}"
-CASES: dict[str, tuple[str, str, list[str]]] = {
-    "demo": ("climbs", "tiny_sd3/demo", FEWER),
-    "dense_grpo, 5e-4": (
-        "climbs",
-        "tiny_sd3/dense_grpo",
-        [*FEWER, WIDE, "training.updates_per_iteration=2", "training.optimizer.learning_rate=5e-4"],
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A run whose end is known."""
+
+    end: str
+    """What became of it, in words."""
+    expected: Verdict
+    recipe: str
+    changes: Sequence[str] = ()
+    iterations: int = 8
+    """Iterations of a trial."""
+    prompts: int = 48
+    """Prompts on which a trial is judged."""
+
+
+CASES: dict[str, Case] = {
+    "grpo of texts": Case(end="climbs", expected="it learns", recipe="tiny_lm/grpo", iterations=20),
+    "grpo of texts, rate 1e-9": Case(
+        end="dead",
+        expected="it is dead",
+        recipe="tiny_lm/grpo",
+        changes=["training.optimizer.learning_rate=1e-9"],
     ),
-    "grpo of texts": ("climbs", "tiny_lm/grpo", []),
-    "nft": ("climbs", "tiny_sd3/nft", []),
-    "demo, rate 1e-9": ("dead", "tiny_sd3/demo", [*FEWER, "training.optimizer.learning_rate=1e-9"]),
-    "demo, constant reward": ("dead", "tiny_sd3/demo", [*FEWER, "rewards=[{name: 'backtest_probe:constant'}]"]),
-    "demo, no noise": ("dead", "tiny_sd3/demo", [*FEWER, "rollout.eta=0"]),
-    "grpo of texts, rate 1e-9": ("dead", "tiny_lm/grpo", ["training.optimizer.learning_rate=1e-9"]),
-    "demo, rate 2e-2": ("collapses", "tiny_sd3/demo", [*FEWER, "training.optimizer.learning_rate=2e-2"]),
-    "demo, all weights, 2e-4": (
-        "unlearns from iteration 50 on",
-        "tiny_sd3/demo",
-        [*FEWER, "model.lora=null", "training.optimizer.learning_rate=2e-4"],
+    "grpo of texts, rate 1e-1": Case(
+        end="far too high",
+        expected="it does harm",
+        recipe="tiny_lm/grpo",
+        changes=["training.optimizer.learning_rate=1e-1"],
     ),
-    "nft, 1e-3 constant": (
-        "collapses at iteration 60",
-        "tiny_sd3/nft",
-        [*FEWER, WIDE, "training.optimizer.learning_rate=1e-3"],
+    "nft, 1e-3": Case(
+        end="climbs, collapses after iteration 45",
+        expected="it does harm",
+        recipe="tiny_sd3/nft",
+        changes=[*FEWER, WIDE, "training.optimizer.learning_rate=1e-3"],
     ),
-    "grpo of texts, rate 1e-1": ("collapses", "tiny_lm/grpo", ["training.optimizer.learning_rate=1e-1"]),
+    "nft, 2e-4, kl_weight 0.1": Case(
+        end="climbs",
+        expected="it learns",
+        recipe="tiny_sd3/nft",
+        changes=[*FEWER, WIDE, "training.optimizer.learning_rate=2e-4", "algorithm.kl_weight=0.1"],
+    ),
+    "demo, all weights, 2e-4": Case(
+        end="climbs, unlearns after iteration 50",
+        expected="it does harm",
+        recipe="tiny_sd3/demo",
+        changes=[*FEWER, "model.lora=null", "training.optimizer.learning_rate=2e-4"],
+    ),
+    "demo": Case(end="climbs", expected="it learns", recipe="tiny_sd3/demo", changes=FEWER, iterations=12),
+    "dense_grpo, 5e-4": Case(
+        end="climbs",
+        expected="it learns",
+        recipe="tiny_sd3/dense_grpo",
+        changes=[*FEWER, WIDE, "training.updates_per_iteration=2", "training.optimizer.learning_rate=5e-4"],
+    ),
+    "demo, rate 1e-9": Case(
+        end="dead",
+        expected="it is dead",
+        recipe="tiny_sd3/demo",
+        changes=[*FEWER, "training.optimizer.learning_rate=1e-9"],
+        iterations=4,
+        prompts=24,
+    ),
+    "demo, constant reward": Case(
+        end="dead",
+        expected="it is dead",
+        recipe="tiny_sd3/demo",
+        changes=[*FEWER, "rewards=[{name: 'backtest_probe:constant'}]"],
+        iterations=4,
+        prompts=24,
+    ),
+    "demo, no noise": Case(
+        end="dead", expected="it is dead", recipe="tiny_sd3/demo", changes=[*FEWER, "rollout.eta=0"]
+    ),
+    "demo, rate 2e-2": Case(
+        end="far too high",
+        expected="it does harm",
+        recipe="tiny_sd3/demo",
+        changes=[*FEWER, "training.optimizer.learning_rate=2e-2"],
+        iterations=6,
+        prompts=24,
+    ),
 }
-"""Known end, recipe and changes of each run."""
 
 
 def constant(samples: Sequence[Any], prompts: Sequence[str]) -> list[float]:
@@ -51,21 +111,25 @@ def constant(samples: Sequence[Any], prompts: Sequence[str]) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--iterations", type=int, default=8, help="of a trial")
     given = parser.parse_args()
     quiet_libraries()
     print("| run | known end | probe | gain of the trial | at four times the rate | canary | seconds |")
     print("|---|---|---|---|---|---|---|")
     for name in given.names or CASES:
-        end, base, changes = CASES[name]
+        case = CASES[name]
+        start = time.perf_counter()
         try:
-            found = probe(load(recipe(base), changes), iterations=given.iterations)
+            found = probe(load(recipe(case.recipe), list(case.changes)), case.iterations, case.prompts)
         except ConfigError as error:
-            print(f"| {name} | {end} | refused: {error} | | | | |", flush=True)
+            print(f"| {name} | {case.end} | refused: {error} | | | | |", flush=True)
             continue
+        told = {"cannot tell": "", case.expected: ": hit"}.get(found.verdict, ": miss")
         canary = "" if found.canary is None else f"{found.canary.gain:+}"
-        cells = [name, end, found.verdict, f"{found.trial.gain:+}", f"{found.stress.gain:+}", canary]
-        print(f"| {' | '.join(cells)} | {sum(found.seconds.values()):.0f} |", flush=True)
+        trials = [f"{found.trial.gain:+}", f"{found.stress.gain:+}", canary]
+        if found.own_fit is not None:
+            trials[2] += f"; fitted to its own samples: moved {found.own_fit.moved:.2f}, {found.own_fit.gain:+}"
+        cells = [name, case.end, f"{found.verdict}{told}", *trials]
+        print(f"| {' | '.join(cells)} | {time.perf_counter() - start:.0f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -73,12 +73,13 @@ ELSEWHERE = re.compile(
     r"|^demo|^plan|text_better|runs/sd3-|(gallery|train) runs/round|gallery runs/strengths|mine\.txt|my_run\.yaml"
     r"|^train sd(15|3)/|^bench (?!tiny_sd3|runs/tiny)"
     r"|runs/(pairs|guided|heldout|started|sifted|listening|direct|few-)|rollout\.workers|\.yaml \S*think|tiny_vlm/judge"
-    r"|^(power|probe|forecast|strength|soup|rewards|judge|verify-rollout|prompts audit) "
+    r"|name=example-|runs/example-|^(power|probe|forecast|strength|soup|rewards|judge|verify-rollout|prompts audit) "
     r"|^league (?!\S*flow_grpo.yaml \S*(g2rpo|single_step).yaml --(budget|world))"
 )
 """large models and their plans (tools/test_plan.py), servers, rollout workers (training/test_workers.py), the demos
-(cli/test_demo*.py), instruments (cli/test_power.py and others), files of the reader, what hours of training make, and
-leagues but for one of each kind: their recipes run dry (planning/test_dry_run.py)"""
+(cli/test_demo*.py), instruments (cli/test_power.py and others) and their example (test_worked_example.py), files of the
+reader, what hours of training make, and leagues but for one of each kind: their recipes run dry
+(planning/test_dry_run.py)"""
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
@@ -272,7 +273,12 @@ SNIPPETS = {
 }
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    # the example's is run with its commands (test_worked_example.py)
+    [page for page in PAGES if blocks(page, "python") and page.name != "worked-example.md"],
+    ids=lambda page: page.name,
+)
 def test_the_python_of_a_page_runs(
     page: Path, ran: dict[str, int | None], folder: Path, tiny_policy: Callable[..., Any]
 ) -> None:

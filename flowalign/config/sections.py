@@ -400,18 +400,12 @@ class BaseConfig(Section):
 
     def _check_sizes(self, prompts: Prompts) -> None:
         """Refuse prompts of several sizes where an iteration cannot be of one."""
-        data = self.data
         several = self.model.kind == "pictures" and len(rows_by_size(prompts.metadata)) > 1
-        for name, found in (
-            (f"data.selection: {data.selection.name}", data.selection.name != "shuffled"),
-            ("data.dynamic_sampling", data.dynamic_sampling is not None),
-            ("data.replay", data.replay is not None),
-        ):
-            if several and found:
-                raise ConfigError(
-                    f"{name} picks prompts by how they fared, and the prompts have several sizes (height, width), of "
-                    "which an iteration has one; the selection 'shuffled' without it works, or prompts of one size"
-                )
+        if several and self.data.replay is not None:
+            raise ConfigError(
+                "data.replay: brings back groups of any size, and the prompts have several (height, width), of which "
+                "an iteration has one; leave it out, or take prompts of one size"
+            )
 
     def _check_evaluation(self) -> None:
         """Refuse a watch that would see nothing."""

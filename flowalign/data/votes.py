@@ -23,6 +23,8 @@ WORTH = {"first": 0.0, "second": 1.0, "tie": 0.5}
 """Value of a verdict for the second picture."""
 REPEAT = "~"
 """End of a pair's key where a rater judges it a second time, with its sides swapped."""
+CATCH = "!"
+"""End of a pair's key where the second sample is broken, so that the answer is known."""
 FEW = 100
 """Choices below which training refuses, if it is not told otherwise; docs/gallery.md has the measurements."""
 
@@ -41,6 +43,7 @@ class Pair:
 
 JOURNAL = bytes.fromhex("d9d505f920a163d7")
 """Bytes that a journal of SQLite begins with, and ends with where it names another (sqlite.org/fileformat)."""
+PLAIN = f"pair NOT LIKE '%{REPEAT}' AND pair NOT LIKE '%{CATCH}'"
 TEXTS = ("rater", "pair", "prompt", "seed", "first", "second", "medium")
 """Columns that hold texts."""
 
@@ -106,7 +109,7 @@ class Votes:
             file.execute("DELETE FROM votes WHERE number = ?", (number,))
 
     def verdicts(self, pairs: Iterable[str]) -> dict[str, dict[str, str]]:
-        """{rater: {pair: verdict}} over pairs, oldest first; with `REPEAT` at its end a key is the second time's."""
+        """{rater: {pair: verdict}} over pairs, oldest first; keys may end on `REPEAT` or `CATCH`."""
         wanted = _and_again(pairs)
         table: dict[str, dict[str, str]] = defaultdict(dict)
         with closing(self._open()) as file:
@@ -119,11 +122,20 @@ class Votes:
         """Votes on two pictures, oldest first: the prompt, their files, the value of the second."""
         with closing(self._open()) as file:
             rows = file.execute(
-                "SELECT prompt, first, second, verdict, medium FROM votes WHERE pair NOT LIKE ? ORDER BY number",
-                (f"%{REPEAT}",),
+                f"SELECT prompt, first, second, verdict, medium FROM votes WHERE {PLAIN} ORDER BY number"
             ).fetchall()
         chosen = [row for row in rows if row[4] == "picture" and row[3] in WORTH]
         return [(prompt, first, second, WORTH[verdict]) for prompt, first, second, verdict, _ in chosen]
+
+    def caught(self) -> dict[str, tuple[int, int]]:
+        """{rater: (right answers, pairs)} over all pairs with a broken sample; skipped ones do not count."""
+        with closing(self._open()) as file:
+            rows = file.execute(
+                "SELECT rater, SUM(verdict = 'first'), COUNT(*) FROM votes WHERE pair LIKE ? AND verdict <> 'skip'"
+                " GROUP BY rater ORDER BY rater",
+                (f"%{CATCH}",),
+            ).fetchall()
+        return {rater: (right, pairs) for rater, right, pairs in rows}
 
     def preferences(self, beside: Path | None = None, within: Sequence[Path] | None = None) -> list[dict[str, str]]:
         """The choices as lines of the export.
@@ -138,8 +150,7 @@ class Votes:
         with closing(self._open()) as file:
             rows = file.execute(
                 "SELECT prompt, seed, first, second, verdict, rater, medium FROM votes"
-                " WHERE verdict IN ('first', 'second') AND pair NOT LIKE ? ORDER BY number",
-                (f"%{REPEAT}",),
+                f" WHERE verdict IN ('first', 'second') AND {PLAIN} ORDER BY number"
             ).fetchall()
         lines = []
         for prompt, seed, first, second, verdict, rater, medium in rows:
@@ -173,8 +184,18 @@ class Votes:
 
 
 def _and_again(pairs: Iterable[str]) -> set[str]:
-    """The keys of pairs, and those of their repetitions."""
-    return {key for pair in pairs for key in (pair, pair + REPEAT)}
+    """The keys of pairs, of their repetitions, and of those with a broken sample."""
+    return {pair + end for pair in pairs for end in ("", REPEAT, CATCH)}
+
+
+def plain(key: str) -> bool:
+    """Whether a pair's key is of a vote that teaches."""
+    return not key.endswith((REPEAT, CATCH))
+
+
+def plain_of(key: str) -> str:
+    """The key of the pair that a repetition or one with a broken sample is of."""
+    return key if plain(key) else key[:-1]
 
 
 def _names_another(journal: Path) -> bool:

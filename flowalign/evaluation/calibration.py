@@ -38,6 +38,8 @@ class RewardScale:
     """Standard deviation of the groups' means."""
     within: float
     """Standard deviation in a group, which is what a group learns from."""
+    bounded: bool
+    """Whether all values are in [0, 1]."""
     tail: float
     """Excess kurtosis in the groups: 0 of a normal distribution, 3 and more where few samples decide."""
     dead: float
@@ -54,6 +56,8 @@ class Calibration:
     scales: Mapping[str, RewardScale]
     correlation: Array
     """[K, K] correlations within groups; 0 with a reward that is constant there."""
+    ends: Array
+    """[2, K, K] ends of their 95% intervals over prompts."""
     covariance: Array
     """[K, K] covariances within groups."""
 
@@ -80,7 +84,7 @@ class Calibration:
     def record(self) -> dict[str, Any]:
         """The figures as JSON."""
         scales = {name: vars(scale) | {"share": vars(scale.share)} for name, scale in self.scales.items()}
-        return {"rewards": scales, "correlation": self.correlation.tolist()}
+        return {"rewards": scales, "correlation": self.correlation.tolist()} | {"correlation_ends": self.ends.tolist()}
 
 
 def calibrate(
@@ -121,7 +125,6 @@ def figures(values: Mapping[str, Sequence[float]], weights: Sequence[float], gro
     low, high = np.nanquantile(shares_of(drawn, scale), (0.025, 0.975), axis=0).tolist()
     shares = shares_of(covariance, scale).tolist()
     within = np.sqrt(np.diag(covariance))
-    sizes = np.outer(within, within)
     scales = {}
     for k, name in enumerate(values):
         spread = np.ptp(table[k], axis=1)
@@ -132,13 +135,21 @@ def figures(values: Mapping[str, Sequence[float]], weights: Sequence[float], gro
             high=ends[1],
             between=float(table[k].mean(axis=1).std(ddof=1)),
             within=float(within[k]),
+            bounded=bool(table[k].min() >= 0 and table[k].max() <= 1),
             tail=float(kurtosis(centred[k], axis=None)) if within[k] else 0.0,
             dead=float((spread == 0).mean()),
             weight=float(scale[k]),
             share=Interval(shares[k], low[k], high[k]),
         )
-    correlation = np.divide(covariance, sizes, out=np.zeros_like(covariance), where=sizes > 0)
-    return Calibration(scales=scales, correlation=correlation, covariance=covariance)
+    ends = np.quantile(correlations(drawn), (0.025, 0.975), axis=0)
+    return Calibration(scales=scales, correlation=correlations(covariance), ends=ends, covariance=covariance)
+
+
+def correlations(covariance: Array) -> Array:
+    """[..., K, K] correlations of covariances; 0 with what does not vary."""
+    deviation = np.sqrt(np.diagonal(covariance, axis1=-2, axis2=-1))
+    sizes = deviation[..., :, None] * deviation[..., None, :]
+    return np.divide(covariance, sizes, out=np.zeros_like(covariance), where=sizes > 0)
 
 
 def shares_of(covariance: Array, weights: Array) -> Array:

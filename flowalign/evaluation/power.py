@@ -6,6 +6,7 @@ no part, since it is the same for all, and what two groups of S runs differ by h
 2 / S * (var(a) + (var(c) + var(e) / N) / P). Its test is Student's for two groups, with 2 S - 2 degrees of freedom.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -110,3 +111,20 @@ def detectable(deviation: float, seeds: int) -> float:
 def seeds_for(difference: float, deviation: float) -> int | None:
     """The fewest seeds of each recipe that find a difference with the chance POWER; None above MOST."""
     return next((seeds for seeds in range(2, MOST + 1) if detectable(deviation, seeds) <= difference), None)
+
+
+def pictures_for(difference: float, seeds: int, found: Spread, scale: float = 1.0) -> float | None:
+    """The fewest pictures a prompt by which so many seeds of each recipe find a difference with the chance POWER.
+
+    Args:
+        scale: factor of all standard deviations, for the ends of the interval.
+
+    Returns:
+        infinity where no number of pictures is enough; None where a prompt had one picture, so that nobody knows.
+    """
+    if found.pictures == 1:
+        return None
+    # variance of a run's mean at which the difference is found
+    allowed = (difference / detectable(1.0, seeds) / scale) ** 2
+    left = allowed - found.seed - found.prompt / found.prompts
+    return math.ceil(found.picture / found.prompts / left - 1e-9) or 1 if left > 0 else math.inf

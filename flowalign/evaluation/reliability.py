@@ -40,6 +40,8 @@ class Disturbance:
     noise: Interval
     """Standard deviation in a group of one verdict, with the noise between two draws; of another wording after its
     spread is brought to the first one's."""
+    beyond: Interval
+    """The same without the noise between two draws; 0 at its lower end where that may be all there is."""
     shift: Interval
     """Change of the mean."""
     turned: Interval
@@ -169,14 +171,15 @@ def measure(
     seconds, used = time.perf_counter() - begin, usage.take()
     values, orders = np.stack([value for value, _ in answers]), answers[0][1]
     verdicts = orders.size or values.shape[1]
+    groups = [values[:, members] for members in asked.groups]
+    draws_of = np.array([_between_draws(group) for group in groups])
     disturbances = {}
     if orders.size:
-        disturbances["order"] = disturbed(asked, asked.rates(orders[0]), asked.rates(1 - orders[1]))
+        disturbances["order"] = disturbed(asked, asked.rates(orders[0]), asked.rates(1 - orders[1]), draws_of)
     for name, other in (wordings or {}).items():
-        disturbances[f"wording {name}"] = disturbed(asked, values[0], asked.ask(other)[0], rescale=True)
+        disturbances[f"wording {name}"] = disturbed(asked, values[0], asked.ask(other)[0], draws_of, rescale=True)
     for size in sizes:
-        disturbances[f"size {size:g}"] = disturbed(asked, values[0], asked.ask(judge, size=size)[0])
-    groups = [values[:, members] for members in asked.groups]
+        disturbances[f"size {size:g}"] = disturbed(asked, values[0], asked.ask(judge, size=size)[0], draws_of)
     noise, within = (np.array([square(group) for group in groups]) for square in (_between_draws, _between_samples))
 
     def variances(draw: Array) -> tuple[Array, Array]:
@@ -217,8 +220,12 @@ def resized(sample: Any, factor: float) -> Any:
     return sample.convert("RGB").resize((sides[0], sides[1]), Resampling.BICUBIC)
 
 
-def disturbed(asked: Asked, before: Array, after: Array, rescale: bool = False) -> Disturbance:
-    """What verdicts [N] became other verdicts [N] by."""
+def disturbed(asked: Asked, before: Array, after: Array, draws: Array, rescale: bool = False) -> Disturbance:
+    """What verdicts [N] became other verdicts [N] by.
+
+    Args:
+        draws: [groups, 2] sums of squares between draws that are asked the same, and their degrees of freedom.
+    """
     rows = []
     spread = [
         math.sqrt(np.mean([np.var(values[members], ddof=1) for members in asked.groups])) for values in (before, after)
@@ -231,7 +238,7 @@ def disturbed(asked: Asked, before: Array, after: Array, rescale: bool = False) 
         turned = abs(np.sign(one[left] - one[right]) - np.sign(other[left] - other[right])) / 2
         squares = ((difference - difference.mean()) ** 2).sum() / 2
         rows.append((squares, len(members) - 1, (other - one).sum(), len(members), turned.sum(), len(turned)))
-    table = np.array(rows)
+    table = np.concatenate([np.array(rows), draws], axis=1)
 
     def share(draw: Array, column: int) -> Array:
         ratio: Array = draw @ table[:, column] / (draw @ table[:, column + 1])
@@ -240,6 +247,7 @@ def disturbed(asked: Asked, before: Array, after: Array, rescale: bool = False) 
     count = len(asked.groups)
     return Disturbance(
         noise=_interval(lambda draw: np.sqrt(share(draw, 0)), count),
+        beyond=_interval(lambda draw: np.sqrt(np.maximum(share(draw, 0) - share(draw, 6), 0)), count),
         shift=_interval(lambda draw: share(draw, 2), count),
         turned=_interval(lambda draw: share(draw, 4), count),
     )

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 from scipy.special import expit
+from scipy.stats import binom
 
 from flowalign.data.votes import WORTH
 from flowalign.evaluation.statistics import Interval, redrawn
@@ -101,6 +102,15 @@ def wilson(successes: float, trials: int) -> tuple[float, float]:
     centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
     half = math.sqrt(z2 * (share * (1 - share) / trials + z2 / (4 * trials**2))) / (1 + z2 / trials)
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+SLIPS = 0.05
+"""Share of wrong answers that an attentive rater is allowed where the answer is known."""
+
+
+def fails(right: int, pairs: int) -> bool:
+    """Whether so many wrong answers on pairs with a known one would come from an attentive rater in under 2.5%."""
+    return float(binom.sf(pairs - right - 1, pairs, SLIPS)) < 0.025
 
 
 def alpha(verdicts: Mapping[str, Mapping[str, str]]) -> tuple[Interval | None, int]:

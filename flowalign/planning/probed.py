@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from flowalign.evaluation.approach import Approach
 from flowalign.evaluation.gradient_noise import GradientNoise
 from flowalign.evaluation.statistics import Interval
 
@@ -46,6 +47,8 @@ class Trial:
     """Seconds of an iteration."""
     clipped: float | None
     """Share of the ratios that were clipped, of the last iteration."""
+    pace: Approach | None = None
+    """Gains halfway and at the end, by which a target is reached; None where it was not judged halfway."""
     failure: str | None = None
     """Error that ended it."""
 
@@ -86,6 +89,8 @@ class Probe:
     """None where the method learns from no reward, or from one that cannot be replaced."""
     own_fit: Trial | None = None
     """Fit to its own samples, all of one weight, as matching methods do it; its gain is of the configured reward."""
+    aimless: Trial | None = None
+    """As many updates by the same losses, up and down in turn: what the rate moves without any direction."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each measurement."""
 
@@ -115,17 +120,17 @@ class Probe:
         return causes
 
     def iterations_to(self, target: float) -> Interval | None:
-        """Iterations to a reward at the trial's pace, with the interval of the gain; None where it may never come.
+        """Iterations to a reward by the fit to the trial, median and 95% interval; None where it may never come.
 
-        Curves flatten, so that it is a lower bound.
+        An end of infinity: perhaps never.
         """
-        gain, missing = self.trial.gain, target - self.trial.before
+        missing = target - self.trial.before
         if missing <= 0:
             return Interval(0.0, 0.0, 0.0)
-        if gain.low is None or gain.high is None or gain.low <= 0:
+        if self.trial.pace is None or not self.trial.learned:
             return None
-        slowest, mean, fastest = (missing * self.trial.iterations / value for value in (gain.low, gain.mean, gain.high))
-        return Interval(mean, fastest, slowest)
+        iterations = self.trial.pace.reached(missing)
+        return None if iterations.low == math.inf else iterations
 
     def advice(self) -> list[str]:
         """What to change, with numbers; an empty list where nothing stands out."""
@@ -172,12 +177,8 @@ class Probe:
         noise = [name for name, size in self.reward_noise.items() if (size.low or 0) > NOISY]
         if noise:
             lines.append(f"rewards: more than half the spread in a group is noise of one picture: {', '.join(noise)}")
-        if self.own_fit is not None and (self.own_fit.moved > FITTED or self.own_fit.harmed):
-            lines.append(
-                f"algorithm: fitted to its own samples the model moves {self.own_fit.moved:.0%} of the distance of two "
-                f"samples, and its reward changes by {self.own_fit.gain:+}, before any reward is learned; a "
-                "policy-gradient method (flow_grpo) does not fit samples"
-            )
+        if self.own_fit is not None and self.aimless is not None:
+            lines += fit_advice(self.own_fit, self.aimless)
         return lines
 
     def _groups_advice(self, gradient: GradientNoise) -> list[str]:
@@ -205,12 +206,25 @@ class Probe:
 
     def record(self) -> dict[str, Any]:
         """The figures as JSON."""
-
-        def plain(value: object) -> Any:
-            if isinstance(value, GradientNoise):
-                return value.record()
-            if isinstance(value, Mapping):
-                return {str(key): plain(entry) for key, entry in value.items()}
-            return plain(vars(value)) if hasattr(value, "__dataclass_fields__") else value
-
         return plain(vars(self)) | {"verdict": self.verdict, "causes": self.dead(), "advice": self.advice()}
+
+
+def plain(value: object) -> Any:
+    """A record as JSON."""
+    if isinstance(value, (GradientNoise, Approach)):
+        return value.record()
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    return plain(vars(value)) if hasattr(value, "__dataclass_fields__") else value
+
+
+def fit_advice(fit: Trial, aimless: Trial) -> list[str]:
+    """The warning before a matching method, where the fit to own samples alone changes the model; else none."""
+    if fit.moved <= FITTED and not fit.harmed:
+        return []
+    return [
+        f"algorithm: fitted to its own samples the model moves {fit.moved:.0%} of the distance of two samples "
+        f"({aimless.moved:.0%} by updates without a direction), and its reward changes by {fit.gain:+}, before any "
+        "reward is learned; a lower rate, more steps, a larger algorithm.kl_weight, or a policy-gradient method "
+        "(flow_grpo), which does not fit samples"
+    ]

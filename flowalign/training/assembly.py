@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator, InitProcessGroupKwargs
@@ -15,6 +15,9 @@ from flowalign import registry
 from flowalign.algorithms.base import Algorithm
 from flowalign.config import BaseConfig, Config, kind_of
 from flowalign.config.rewards import build_reward
+from flowalign.data.by_size import BySize
+from flowalign.data.selection.base import Selection
+from flowalign.data.sizes import rows_by_size
 from flowalign.errors import ConfigError
 from flowalign.policies.base import Policy
 from flowalign.rollouts.draw import parts_of
@@ -153,7 +156,14 @@ def _algorithm_and_reward(
 def _groups(config: BaseConfig, algorithm: Algorithm, sampler: Sampler, scorer: Scorer, processes: Processes) -> Groups:
     prompts = config.data.kept(algorithm.read(config.data))
     chosen = config.data.selection
-    selection = registry.build("selections", chosen.name, chosen.settings, "data.selection")
+
+    def build() -> Selection:
+        return cast(Selection, registry.build("selections", chosen.name, chosen.settings, "data.selection"))
+
+    several = config.model.kind == "pictures" and len(rows_by_size(prompts.metadata)) > 1
+    # shuffled prompts know sizes, where every iteration has as many groups
+    plain = chosen.name == "shuffled" and config.data.dynamic_sampling is None
+    selection = BySize(build, prompts) if several and not plain else build()
     return Groups(prompts, selection, sampler, scorer, processes, algorithm.branches(config))
 
 

@@ -103,10 +103,14 @@ def show(found: "Calibration") -> None:
     print("share: of the variance that groups learn from, with its 95% interval")
     names = list(found.scales)
     for k, (name, scale) in enumerate(found.scales.items()):
+        if not scale.bounded:
+            print(f"{name}: not in 0 to 1, so take it as unbounded; a bounded form of it is `rescaled`")
         if scale.tail > 3:
-            print(f"{name}: few samples decide (tail {scale.tail:.1f}); a bounded form of it is `rescaled`")
+            print(f"{name}: few samples decide (tail {scale.tail:.1f})")
         if scale.share.high is not None and scale.share.high < 0.05:
             print(f"{name}: next to nothing is learned from it at this weight")
         for other in range(k):
-            if abs(found.correlation[k, other]) > 0.9:
-                print(f"{names[other]} and {name} say the same: correlation {found.correlation[k, other]:+.2f}")
+            low, high = found.ends[:, k, other]
+            same = "; they say the same" if abs(found.correlation[k, other]) > 0.9 else ""
+            told = f"{found.correlation[k, other]:+.2f} ({low:+.2f} to {high:+.2f})"
+            print(f"correlation of {names[other]} and {name} within prompts: {told}{same}")

@@ -105,18 +105,27 @@ def sampled_again(
     Raises:
         ConfigError: the runs sample in different ways, without `any_sampling`.
     """
-    from flowalign.evaluation.card import check_same_protocol
-
     if not any_sampling:
-        ways = {}
-        for name, run in zip(labels_of(runs), runs, strict=True):
-            with opened(run, trust, ()):
-                arguments = _config(run).evaluation.arguments()
-            ways[name] = {"sampling": {key: value for key, value in arguments.items() if key != "batch_size"}}
-        check_same_protocol(ways, "--any-sampling compares them as they are")
+        check_sampling(runs, trust)
     judge = judge_of(runs[0], None, None, trust)
     settings = heldout_of(runs[0], {"samples_per_prompt": pictures}, trust)
     return [_evaluate(run, judge, settings, trust) for run in runs]
+
+
+def check_sampling(runs: Sequence[Path], trust: bool) -> None:
+    """Refuse runs that sample their held-out prompts in different ways.
+
+    Raises:
+        ConfigError: names two of them, the keys in which they differ, and --any-sampling.
+    """
+    from flowalign.evaluation.card import check_same_protocol
+
+    ways = {}
+    for name, run in zip(labels_of(runs), runs, strict=True):
+        with opened(run, trust, ()):
+            arguments = _config(run).evaluation.arguments()
+        ways[name] = {"sampling": {key: value for key, value in arguments.items() if key != "batch_size"}}
+    check_same_protocol(ways, "--any-sampling compares them as they are")
 
 
 def watch(
@@ -141,7 +150,12 @@ def watch(
     before, after = (_evaluate(run, judge, settings, trust, trained=trained) for trained in (False, True))
     records = [record(moment, result.value, result.parts) for moment, result in enumerate((before, after))]
     verdict = diagnose(records, config.evaluation.watch)
-    _show({"before": before, "after": after}, json_path, {"verdict": verdict.status}, "gain")
+    judges = judges_of(run, None, panel)
+    if not panel:
+        judges += [reward.model_dump() for reward in config.evaluation.panel]
+    cards = {name: card_of(run, result, judges, {}) for name, result in (("before", before), ("after", after))}
+    _show({"before": before, "after": after}, json_path, {"verdict": verdict.status, "cards": cards}, "gain")
+    show_cards(cards)
     if verdict.status == "good":
         print("no sign of reward hacking: the panel does not fall while the reward rises, pictures look as before")
         return

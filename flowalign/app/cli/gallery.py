@@ -39,7 +39,9 @@ def gallery(
 
 def _show(runs: list[Path], folder: Path, serve: bool, host: str, port: int, export: Path | None) -> None:
     from flowalign.app.gallery.build import build
+    from flowalign.app.gallery.votes import failed
     from flowalign.data.votes import Votes
+    from flowalign.evaluation.voting import fails
 
     if export is not None:
         if not (folder / "votes.sqlite").is_file():
@@ -47,7 +49,12 @@ def _show(runs: list[Path], folder: Path, serve: bool, host: str, port: int, exp
         # the votes' file may be a link to another program's
         check_folder(folder)
         check_output(export, "--export")
-        print(f"{Votes(folder / 'votes.sqlite').export(export, runs)} preferences: {export}")
+        votes = Votes(folder / "votes.sqlite")
+        print(f"{votes.export(export, runs)} preferences: {export}")
+        raters = [line["rater"] for line in votes.preferences()]
+        for rater, (right, pairs) in votes.caught().items():
+            if fails(right, pairs):
+                print(failed(rater, right, pairs, raters.count(rater)))
     elif serve:
         try:
             from flowalign.app.gallery.server import serve as run_server

@@ -1,6 +1,7 @@
 """`flowalign power`: how many seeds and pictures show a difference between two recipes."""
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,6 +43,7 @@ def power(
     }
     if difference is not None:
         record["seeds"] = show_seeds(found, difference)
+        record["pictures"] = show_pictures(found, difference)
     if json_path is not None:
         write_atomically(json_path, json.dumps(record, indent=1) + "\n")
 
@@ -117,4 +119,23 @@ def show_seeds(found: "Spread", difference: float) -> dict[str, int | None]:
     needed = {name: seeds_for(difference, deviation) for name, deviation in deviations.items()}
     few, some, many = (f"more than {MOST}" if count is None else str(count) for count in needed.values())
     print(f"a difference of {difference:g} takes {some} seeds of each recipe ({few} to {many} by the interval)")
+    return needed
+
+
+def show_pictures(found: "Spread", difference: float) -> dict[str, dict[str, float | None] | None]:
+    """Print the pictures a prompt that a difference takes with few seeds; None in the place of infinity."""
+    from flowalign.evaluation.power import pictures_for
+
+    measured = found.measured
+    assert measured.low is not None and measured.high is not None
+    if found.pictures == 1 or not measured.mean:
+        print("pictures a prompt: cannot tell, since the runs were evaluated with one a prompt, or do not differ")
+        return {}
+    scales = {"low": measured.low / measured.mean, "pictures": 1.0, "high": measured.high / measured.mean}
+    needed: dict[str, dict[str, float | None] | None] = {}
+    for seeds in SEEDS[:3]:
+        counts = {name: pictures_for(difference, seeds, found, scale) for name, scale in scales.items()}
+        few, some, many = ("no number" if count == math.inf else f"{count:.0f}" for count in counts.values())
+        print(f"  with {seeds} seeds of each recipe: {some} pictures a prompt ({few} to {many} by the interval)")
+        needed[str(seeds)] = {name: None if count == math.inf else count for name, count in counts.items()}
     return needed

@@ -1,9 +1,10 @@
 """`flowalign probe`: will a configuration learn?"""
 
 import json
+import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,15 +25,20 @@ def probe(
     prompts: Annotated[int, typer.Option(min=2, help="Training prompts on which a trial is judged.")] = 48,
     samples: Annotated[int, typer.Option(min=2, help="Samples of each of them.")] = 4,
     target: Annotated[
-        float | None, typer.Option(callback=finite, help="Reward to reach, to say how long it takes at least.")
+        float | None, typer.Option(callback=finite, help="Reward to reach, to say how long it takes.")
     ] = None,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Only fit the model to its own samples, before nft, awm or raft.")
+    ] = False,
     json_path: Json = None,
 ) -> None:
     """Say if a configuration will learn, and what to change: short trials whose weights are dropped."""
     from flowalign.config import load
     from flowalign.config.loader import world_size
     from flowalign.errors import ConfigError
+    from flowalign.planning.probe import own_fit
     from flowalign.planning.probe import probe as measure
+    from flowalign.planning.probed import fit_advice, plain
 
     if json_path is not None:
         check_output(json_path, "--json")
@@ -42,6 +48,16 @@ def probe(
     quiet_libraries()
     settings = load(config, overrides or [])
 
+    if fit:
+        fitted, aimless = own_fit(settings, iterations, prompts, samples)
+        print(_trial("fitted to its own samples", fitted), _trial("without a direction", aimless), sep="\n")
+        warnings = fit_advice(fitted, aimless)
+        print(*(f"- {line}" for line in warnings or ["matching alone hardly changes the model"]), sep="\n")
+        if json_path is not None:
+            record: dict[str, Any] = {"fit": plain(fitted), "aimless": plain(aimless), "advice": warnings}
+            write_atomically(json_path, json.dumps(record, indent=1) + "\n")
+        return
+
     def tell(phase: str) -> None:
         print(f"{phase} ...", file=sys.stderr, flush=True)
 
@@ -49,7 +65,8 @@ def probe(
     show(found, target)
     if json_path is not None:
         pace = None if target is None else found.iterations_to(target)
-        record = found.record() | ({} if target is None else {"iterations_to_target": pace and vars(pace)})
+        ends = pace and {name: None if value == math.inf else value for name, value in vars(pace).items()}
+        record = found.record() | ({} if target is None else {"iterations_to_target": ends})
         write_atomically(json_path, json.dumps(record, indent=1) + "\n")
 
 
@@ -82,6 +99,8 @@ def show(found: "Probe", target: float | None = None) -> None:
         print(f"{_trial('canary, another reward', found.canary)}; {sure}")
     if found.own_fit is not None:
         print(_trial("fitted to its own samples", found.own_fit))
+    if found.aimless is not None:
+        print(_trial("  as many updates without a direction", found.aimless))
     if target is not None:
         print(f"to {target:g}: {_pace(found, target)}")
     print(f"{sum(found.seconds.values()):.0f} seconds")
@@ -100,16 +119,17 @@ def _trial(name: str, trial: "Trial") -> str:
 
 
 def _pace(found: "Probe", target: float) -> str:
-    """Time to the target at the trial's pace."""
+    """Time to the target by the fit to the trial."""
     pace = found.iterations_to(target)
     if pace is None:
-        return "cannot tell, since the trial shows no gain"
+        return "cannot tell, since the trial shows no gain that reaches it"
     assert pace.low is not None and pace.high is not None
-    hours = [value * found.trial.seconds / 3600 for value in (pace.low, pace.high)]
-    return (
-        f"{pace.low:.0f} to {pace.high:.0f} iterations ({hours[0]:.2g} to {hours[1]:.2g} hours here) at the "
-        "trial's pace, and more since curves flatten"
-    )
+
+    def say(iterations: float) -> str:
+        hours = iterations * found.trial.seconds / 3600
+        return "no bound" if iterations == math.inf else f"{iterations:.0f} ({hours:.2g} hours here)"
+
+    return f"iteration {say(pace.mean)}, from {say(pace.low)} to {say(pace.high)}, by a fit to the trial"
 
 
 def _shares(size: "Interval") -> str:

@@ -125,15 +125,16 @@ def show(result: "Reliability") -> None:
     print(f"{result.name}: {result.samples} samples of {result.prompts} prompts, asked {result.draws} times")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("verdicts of a prompt")
-    for heading in ("deviation", "95%", "shift", "turned", "95%"):
+    for heading in ("deviation", "95%", "beyond that", "95%", "shift", "turned", "95%"):
         table.add_column(heading, justify="right")
     table.add_row("all", *ends(result.within))
     table.add_row("asked again", *ends(result.noise))
     for name, changed in result.disturbances.items():
         turned = f"{changed.turned.mean:.0%}", f"{changed.turned.low:.0%} to {changed.turned.high:.0%}"
-        table.add_row(name, *ends(changed.noise), f"{changed.shift.mean:+.3g}", *turned)
+        table.add_row(name, *ends(changed.noise), *ends(changed.beyond), f"{changed.shift.mean:+.3g}", *turned)
     Console().print(table)
     print("deviation: standard deviation of a prompt's verdicts, and of those of one sample when only this changes")
+    print("beyond that: without the noise of asking again, which may be all of it where the interval begins at 0")
     print("shift: of the mean; turned: pairs of a prompt whose order changes")
     print(f"reliability of one verdict, the share of its variance that is not noise: {span(result.reliability)}")
     needed = result.needed

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowalign.app.cli.evaluate import Json, Pictures, Trust, heldout_of, judge_of, labels_of
+from flowalign.app.cli.evaluate import (
+    Json,
+    Pictures,
+    Trust,
+    card_of,
+    check_sampling,
+    heldout_of,
+    judge_of,
+    judges_of,
+    labels_of,
+    show_cards,
+)
 from flowalign.app.cli.modules import opened
 from flowalign.errors import ConfigError
 from flowalign.runs.files import check_output, write_atomically, write_folder
@@ -32,6 +43,9 @@ def soup(
     slider: Annotated[
         Path | None, typer.Option(help="Write a folder whose page in the gallery has a slider of the mixtures.")
     ] = None,
+    any_sampling: Annotated[
+        bool, typer.Option("--any-sampling", help="Score also runs that sample in other ways, all as the first does.")
+    ] = False,
     pictures: Pictures = None,
     json_path: Json = None,
     trust: Trust = False,
@@ -51,6 +65,8 @@ def soup(
     if slider is not None and chosen is not None:
         raise ConfigError("--slider: shows the mixtures that are scored; leave --shares out")
     paths = loras(runs, trust)
+    if chosen is None and not any_sampling:
+        check_sampling(runs, trust)
     with opened(runs[0], trust):
         policy, sampling = load_for_sampling(str(runs[0]), None, "float32", trained=False)
         mixed = Soup(policy, paths)
@@ -66,7 +82,11 @@ def soup(
     judges = [judge_of(run, None, None, trust) for run in runs]
     names = labels_of(runs)
     labels, results = measured(mixed, judges, heldout, sampling, steps)
-    record = show(labels, results, names)
+    # one protocol for all mixtures: the first run's prompts and sampling, the rewards of all
+    judged = [judge for run in runs for judge in judges_of(run, None, None)]
+    cards = {", ".join(f"{share:g}" for share in shares): card_of(runs[0], one, judged, {}) for shares, one in results}
+    record = show(labels, results, names) | {"cards": cards}
+    show_cards(cards)
     if slider is not None:
         from flowalign.evaluation.slider import save
 

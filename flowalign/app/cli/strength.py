@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowalign.app.cli.evaluate import Json, Panel, Pictures, Trust, heldout_of, judge_of, loaded
+from flowalign.app.cli.evaluate import (
+    Json,
+    Panel,
+    Pictures,
+    Trust,
+    card_of,
+    heldout_of,
+    judge_of,
+    judges_of,
+    loaded,
+    show_cards,
+)
 from flowalign.app.cli.sampling import with_sampling
 from flowalign.errors import ConfigError
 from flowalign.runs.files import check_output, write_atomically
@@ -50,7 +61,10 @@ def strength(
     print(f"{run}: {sampling.shown()}")
     prompts = Prompts.of(settings)
     curve = strength_curve(policy, judge, prompts, sampling, settings.samples_per_prompt, settings.seed, factors)
-    record = show(curve)
+    judges = judges_of(run, None, panel)
+    cards = {f"{factor:g}": card_of(run, result, judges, requested) for factor, result in curve.results.items()}
+    record = show(curve) | {"cards": cards}
+    show_cards(cards)
     if film is not None:
         curve.film(4).save(film)
         print(f"film: {film}")

@@ -5,8 +5,6 @@ api/. It refuses requests whose Host is a foreign name (the name of another site
 other sites.
 """
 
-import hashlib
-import itertools
 import json
 import socket
 import threading
@@ -15,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -26,25 +23,16 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from flowalign.app.gallery.build import Gallery, Placed, lay_out
-from flowalign.app.gallery.votes import commands, enough, results
-from flowalign.data.votes import REPEAT, WORTH, Pair, Votes, json_lines
+from flowalign.app.gallery.build import lay_out
+from flowalign.app.gallery.polls import Polls, Refused
+from flowalign.data.votes import json_lines
 from flowalign.errors import ConfigError
-from flowalign.evaluation.voting import BradleyTerry
 from flowalign.runs.previews import FOLDER as PREVIEWS
 from flowalign.runs.samples import FOLDER as SAMPLES
 from rewards.connections import Punctual, is_own_host
 
 BODY = 65536
 """Most bytes of a post."""
-EVERY = 10
-"""Every tenth ballot shows a pair again, for the rater's own agreement; another one a pair that others have judged."""
-LOOKED_AT = 300
-"""Pairs among which the next one is chosen, and newest votes that choose it."""
-
-
-class Refused(Exception):
-    """A request for something that is not there; the person gets the text."""
 
 
 class Guard:
@@ -83,164 +71,6 @@ class Guard:
         if headers.get("content-type", "").split(";")[0].strip() != "application/json":
             return "posts must be application/json"
         return None
-
-
-class Polls:
-    """The votes on a gallery: the pairs of two columns, and the raters' verdicts on them.
-
-    Args:
-        folder: the gallery's folder, with the file of votes.
-    """
-
-    def __init__(self, gallery: Gallery, folder: Path) -> None:
-        self.gallery, self.folder, self.votes = gallery, folder, Votes(folder / "votes.sqlite")
-        self.at: dict[tuple[int, int], Placed] = {(p.row, p.column): p for p in gallery.placed}
-        self.pairs: dict[tuple[int, int], dict[str, tuple[Placed, Placed]]] = {}
-
-    def contest(self, a: object, b: object) -> dict[str, tuple[Placed, Placed]]:
-        """Pairs {key: (sample of column a, sample of column b)}; raises Refused for columns that are not there.
-
-        A pair is two pictures, or two different texts, of one prompt and seed; if both columns are the same, any two
-        samples of one prompt.
-        """
-        columns = range(len(self.gallery.columns))
-        if type(a) is not int or type(b) is not int or a not in columns or b not in columns:
-            raise Refused("choose a moment for either side")
-        if (a, b) not in self.pairs:
-            both = self._of_one_prompt(a) if a == b else self._of_one_row(a, b)
-            self.pairs[a, b] = {_key(x, y): (x, y) for x, y in both if _differ(x, y)}
-        return self.pairs[a, b]
-
-    def _of_one_row(self, a: int, b: int) -> list[tuple[Placed, Placed]]:
-        sides = [(self.at.get((row, a)), self.at.get((row, b))) for row in range(len(self.gallery.rows))]
-        return [(x, y) for x, y in sides if x is not None and y is not None]
-
-    def _of_one_prompt(self, column: int) -> list[tuple[Placed, Placed]]:
-        by_prompt: dict[str, list[Placed]] = {}
-        for placed in self.gallery.placed:
-            if placed.column == column:
-                by_prompt.setdefault(placed.sample.prompt, []).append(placed)
-        return [pair for samples in by_prompt.values() for pair in itertools.combinations(samples, 2)]
-
-    def next(self, rater: str, a: object, b: object) -> dict[str, Any]:
-        """The next pair for the rater.
-
-        Between two moments it is the next one in the rater's own random order, since a win rate is of random pairs.
-        Within one moment, whose votes are for training, it is the one that all votes so far leave most open. Now and
-        then a pair comes again, with its sides swapped.
-        """
-        contest = self.contest(a, b)
-        verdicts = self.votes.verdicts(contest)
-        done = [key for key in verdicts.get(rater, {}) if not key.endswith(REPEAT)]
-        left = sorted(contest.keys() - set(done), key=lambda k: _draw(rater, k, "order"))
-        progress = {"done": len(done), "total": len(contest)}
-        if not left:
-            return {**progress, "pair": None}
-        repeated = len(verdicts.get(rater, {})) - len(done)
-        if repeated < len(done) // EVERY:
-            key = done[repeated * EVERY] + REPEAT
-        elif a == b:
-            key = self._most_open(contest, verdicts, done, left)
-        else:
-            key = left[0]
-        # the ending tells the page whether to show a clip
-        token = _token(rater, key)
-        sides = contest[key.removesuffix(REPEAT)]
-        ballot = {**progress, "pair": key, "prompt": sides[0].sample.prompt}
-        for side in ("left", "right"):
-            shown = sides[_index(side, token)]
-            address = f"api/picture/{a}/{b}/{key}/{side}/{token}{Path(shown.picture).suffix}"
-            ballot[side] = {"text": shown.sample.text} if shown.sample.text is not None else {"picture": address}
-        return ballot
-
-    def _most_open(
-        self,
-        contest: dict[str, tuple[Placed, Placed]],
-        verdicts: dict[str, dict[str, str]],
-        done: list[str],
-        left: list[str],
-    ) -> str:
-        """The pair, of those left to a rater in random order, that the votes leave most open."""
-        others = {key for votes in verdicts.values() for key in votes}
-        if len(done) % EVERY == EVERY // 2 and (judged := [key for key in left if key in others]):
-            return judged[0]
-        votes = [(key, WORTH[v]) for given in verdicts.values() for key, v in given.items() if v in WORTH]
-        votes = [(key.removesuffix(REPEAT), worth) for key, worth in votes[-LOOKED_AT:]]
-        keys = list(dict.fromkeys([*left[:LOOKED_AT], *(key for key, _ in votes)]))
-        samples = list({id(placed): placed for key in keys for placed in contest[key]}.values())
-        row = {id(placed): i for i, placed in enumerate(samples)}
-        shared = set.intersection(*(set(placed.sample.scores) for placed in samples))
-        features = np.array([[placed.sample.scores[name] for name in sorted(shared)] for placed in samples], float)
-        first, second = np.array([[row[id(placed)] for placed in contest[key]] for key in keys]).T
-        model = BradleyTerry(np.nan_to_num(features), first, second)
-        model.fit(np.array([keys.index(key) for key, _ in votes], int), np.array([worth for _, worth in votes]))
-        return keys[int(model.openness(np.arange(min(len(left), LOOKED_AT))).argmax())]
-
-    def picture(self, a: int, b: int, key: str, side: str, token: str) -> str:
-        """Name in the gallery of a ballot's picture; the picture's address does not reveal its column."""
-        contest = self.contest(a, b)
-        key = key.removesuffix(REPEAT)
-        if key not in contest or side not in ("left", "right") or contest[key][0].sample.text is not None:
-            raise Refused("there is no such pair of pictures")
-        return contest[key][_index(side, token)].picture
-
-    def vote(self, rater: str, a: object, b: object, key: object, verdict: object) -> None:
-        contest = self.contest(a, b)
-        if type(key) is not str or key.removesuffix(REPEAT) not in contest:
-            raise Refused("there is no such pair or verdict")
-        if not isinstance(verdict, str) or verdict not in ("left", "right", "tie", "skip"):
-            raise Refused("there is no such pair or verdict")
-        first, second = contest[key.removesuffix(REPEAT)]
-        if verdict in ("left", "right"):
-            verdict = ("first", "second")[_index(verdict, _token(rater, key))]
-        shown = [p.sample.path if p.sample.text is None else p.sample.text for p in (first, second)]
-        # both, if the seeds differ
-        seed = " and ".join(dict.fromkeys([first.sample.seed, second.sample.seed]))
-        self.votes.add(rater, Pair(key, first.sample.prompt, seed, *shown), verdict)
-
-    def preferences(self) -> list[dict[str, str]]:
-        """The choices; raises ConfigError where one is on a picture of no run that is shown."""
-        return self.votes.preferences(within=[run.folder for run in self.gallery.runs])
-
-    def results(self, a: object, b: object) -> dict[str, Any]:
-        """Summary of the votes on two columns, with the commands that train on them."""
-        contest = self.contest(a, b)
-        scores = {key: (x.sample.scores, y.sample.scores) for key, (x, y) in contest.items()}
-        next_steps = commands([run.folder for run in self.gallery.runs], self.folder, self.gallery.texts)
-        table = results(self.votes.verdicts(contest), scores)
-        choices = table["all"]["wins"] + table["all"]["losses"]
-        return table | {"commands": next_steps, "enough": enough(choices)}
-
-
-def _key(first: Placed, second: Placed) -> str:
-    """Key of a pair, the same after a restart; texts add prompt and seed, since those of a moment share a file."""
-    named = [str(p.sample.path) for p in (first, second)]
-    if first.sample.text is not None:
-        named += [first.sample.prompt, first.sample.seed]
-    return hashlib.sha256("\n".join(named).encode(errors="surrogateescape")).hexdigest()[:24]
-
-
-def _differ(first: Placed, second: Placed) -> bool:
-    """True if there is a choice: two pictures, or two different texts."""
-    one, other = first.sample.text, second.sample.text
-    return (one is None and other is None) or (one is not None and other is not None and one != other)
-
-
-def _draw(rater: str, key: str, purpose: str) -> str:
-    """A rater's own random number for a pair, the same after a restart."""
-    return hashlib.sha256(f"{purpose}\n{key}\n{rater}".encode(errors="replace")).hexdigest()
-
-
-def _token(rater: str, key: str) -> str:
-    """Which side of a rater's ballot shows which sample; the sides of a repeated pair are swapped."""
-    token = _draw(rater, key.removesuffix(REPEAT), "side")[:16]
-    return f"{int(token[0], 16) ^ 1:x}{token[1:]}" if key.endswith(REPEAT) else token
-
-
-def _index(side: str, token: str) -> int:
-    """Index in the pair of the sample on this side."""
-    flipped = int(token[0], 16) % 2
-    return flipped if side == "left" else 1 - flipped
 
 
 class LiveGallery:
@@ -329,10 +159,12 @@ def application(shown: LiveGallery, host: str = "127.0.0.1") -> ASGIApp:
 
     async def picture(request: Request) -> Response:
         try:
-            name = shown.polls.picture(**request.path_params)
+            found = await run_in_threadpool(shown.polls.picture, **request.path_params)
         except Refused as error:
             return PlainTextResponse(str(error), 404)
-        return FileResponse(output / "pictures" / name, headers={"Cache-Control": "no-store"})
+        if isinstance(found, bytes):
+            return Response(found, media_type="image/png", headers={"Cache-Control": "no-store"})
+        return FileResponse(output / "pictures" / found, headers={"Cache-Control": "no-store"})
 
     async def export(request: Request) -> Response:
         try:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from flowalign.data.votes import FEW, REPEAT, WORTH
+from flowalign.data.votes import CATCH, FEW, REPEAT, WORTH, plain
 from flowalign.errors import ConfigError
-from flowalign.evaluation.voting import alpha, more_needed, wilson
+from flowalign.evaluation.voting import alpha, fails, more_needed, wilson
 from flowalign.runs.reading import read_yaml
 
 DPO = "dpo.yaml"
@@ -57,6 +57,14 @@ def decided(successes: float, trials: int) -> str:
     return (
         f"The votes cannot tell yet which moment is better. If the win rate stays at {successes / trials:.0%}, "
         f"{staying} more would; at the end of its interval {fewest}."
+    )
+
+
+def failed(rater: str, right: int, pairs: int, choices: int) -> str:
+    """A sentence on a rater whose answers on pairs with a broken sample say that they do not look."""
+    return (
+        f"{rater} took the broken sample, or a tie, in {pairs - right} of {pairs} catch trials. Who looks hardly "
+        f"does: leave the {choices} choices of this rater out (data.where names the raters to keep)."
     )
 
 
@@ -116,11 +124,15 @@ def results(
     interval narrower.
 
     Args:
-        verdicts: {rater: {pair: verdict}}; a pair that was shown again has its key with `REPEAT`.
+        verdicts: {rater: {pair: verdict}}; keys with `REPEAT` are of pairs shown again, those with
+            `CATCH` of pairs whose second sample was broken.
         scores: {pair: (scores of the first picture, scores of the second)}.
     """
-    again = {rater: {k: v for k, v in votes.items() if k.endswith(REPEAT)} for rater, votes in verdicts.items()}
-    verdicts = {rater: {k: v for k, v in votes.items() if k not in again[rater]} for rater, votes in verdicts.items()}
+    again, caught = (
+        {rater: {k: v for k, v in votes.items() if k.endswith(end)} for rater, votes in verdicts.items()}
+        for end in (REPEAT, CATCH)
+    )
+    verdicts = {rater: {k: v for k, v in votes.items() if plain(k)} for rater, votes in verdicts.items()}
     judged: dict[str, list[float]] = defaultdict(list)
     for votes in verdicts.values():
         for pair, verdict in votes.items():
@@ -128,17 +140,25 @@ def results(
                 judged[pair].append(WORTH[verdict])
     means = {pair: sum(worth) / len(worth) for pair, worth in judged.items()}
     everything = [verdict for votes in verdicts.values() for verdict in votes.values()]
-    raters = []
+    raters, failing = [], []
     for rater, votes in sorted(verdicts.items()):
         worths = [WORTH[v] for v in votes.values() if v != "skip"]
         repeats = [(votes[key.removesuffix(REPEAT)], verdict) for key, verdict in again[rater].items()]
         same = sum(one == other for one, other in repeats)
+        known = [verdict for verdict in caught[rater].values() if verdict != "skip"]
+        right = known.count("first")
         row = {"rater": rater, **_rate(sum(worths), len(worths)), **_counts(list(votes.values()))}
-        raters.append(row | {"again": {**_rate(same, len(repeats)), "pairs": len(repeats)}})
+        row["again"] = {**_rate(same, len(repeats)), "pairs": len(repeats)}
+        row["caught"] = {**_rate(right, len(known)), "pairs": len(known)}
+        raters.append(row)
+        if fails(right, len(known)):
+            failing.append(failed(rater, right, len(known), row["wins"] + row["losses"]))
     between = agreement(verdicts)
     shown = sorted(sorted(range(len(between)), key=lambda i: -between[i]["pairs"])[:BETWEEN])
     shared, common = alpha(verdicts)
     names = sorted({name for first, second in scores.values() for name in first.keys() & second.keys()})
+    # what the watch measures is no opinion
+    names = [name for name in names if not name.startswith("statistics/")]
     rewards = []
     for name in names:
         agrees = [
@@ -153,6 +173,7 @@ def results(
         "all": {**_rate(sum(means.values()), len(means)), **_counts(everything)},
         "decided": decided(sum(means.values()), len(means)),
         "raters": raters,
+        "failing": failing,
         "alpha": {"pairs": common} | ({"mean": None} if shared is None else vars(shared)),
         "between": [between[i] for i in shown],
         "more_between": len(between) - len(shown),

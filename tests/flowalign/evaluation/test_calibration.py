@@ -30,6 +30,7 @@ def test_shares_are_of_the_variance_within_groups() -> None:
     assert (a.within, b.within, a.between) == pytest.approx((1, 3, 10), rel=0.03)
     assert (a.share.mean, b.share.mean) == pytest.approx((0.1, 0.9), abs=0.01)
     assert a.share.mean + b.share.mean == pytest.approx(1, abs=1e-12)
+    assert many.ends[0, 0, 1] < 0 < many.ends[1, 0, 1] and not a.bounded
     assert abs(many.correlation[0, 1]) < 0.02 and abs(a.tail) < 0.1 and a.dead == 0
     # a third of the weight makes them equal
     assert figures(drawn(0, 4000), [3.0, 1.0], 8).scales["a"].share.mean == pytest.approx(0.5, abs=0.02)

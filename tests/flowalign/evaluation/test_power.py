@@ -1,12 +1,16 @@
 """Power beside simulated comparisons, and variances beside those that the scores were drawn with."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy.stats import ttest_ind
 
 from flowalign.errors import ConfigError
-from flowalign.evaluation.power import chance, detectable, seeds_for, spread_of
+from flowalign.evaluation.power import Spread, chance, detectable, pictures_for, seeds_for, spread_of
+from flowalign.evaluation.statistics import Interval
 
 
 def drawn(rng: np.random.Generator, runs: int, prompts: int, pictures: int) -> NDArray[np.float64]:
@@ -43,6 +47,23 @@ def test_a_detectable_difference_is_found_in_four_of_five_comparisons(seeds: int
     assert (ttest_ind(one, two).pvalue < 0.05).mean() == pytest.approx(0.8, abs=0.02)
     assert chance(1e-3, seeds) == pytest.approx(0.05, abs=1e-5)
     assert seeds_for(difference * 1.001, deviation) == seeds
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_the_fewest_pictures_that_find_a_difference(seeds: int) -> None:
+    known: dict[str, float] = {"seed": 4e-4, "prompt": 0.01, "picture": 0.09}
+    spread = Spread(runs=3, prompts=60, pictures=4, measured=Interval(0.03, 0.01, 0.1), **known)
+    most = detectable(spread.deviation(60, 10**9), seeds)
+    count = pictures_for(1.2 * most, seeds, spread)
+    assert count is not None and 1 < count < math.inf
+    assert detectable(spread.deviation(60, int(count)), seeds) <= 1.2 * most * (1 + 1e-9)
+    assert detectable(spread.deviation(60, int(count) - 1), seeds) > 1.2 * most
+    # below what the seeds themselves differ by, no number is enough
+    assert (
+        pictures_for(0.9 * most, seeds, spread) == math.inf and pictures_for(1.2 * most, seeds, spread, 2) == math.inf
+    )
+    assert pictures_for(10.0, seeds, spread) == 1
+    assert pictures_for(0.1, seeds, replace(spread, pictures=1)) is None
 
 
 def test_what_cannot_be_found_within_reason_is_none() -> None:

@@ -95,6 +95,27 @@ def test_another_size_and_wording_show_what_they_change() -> None:
     assert holds(other.noise, spread * np.sqrt(1 - correlation)) and 0.05 < other.turned.mean < 0.3
 
 
+def test_another_wording_is_told_from_the_noise_of_asking_again() -> None:
+    """A wording with another opinion on each sample, of deviation d, differs by d / sqrt(2) beyond the retest."""
+    opinion = np.random.default_rng(1).normal(size=len(TRUTH))
+    other = Noisy(0.4, seed=5)
+    other.truth = lambda samples: TRUTH + 0.8 * opinion  # type: ignore[method-assign]
+    judge = Noisy(0.4)
+    result = measured(judge, wordings={"same": Noisy(0.4, seed=4), "other": other})
+    same, changed = result.disturbances["wording same"], result.disturbances["wording other"]
+    assert same.noise.mean > 0.3 and same.beyond.low == 0 and same.beyond.high < 0.2
+    spread = [
+        np.mean([np.var(values[i : i + MEMBERS], ddof=1) for i in range(0, len(TRUTH), MEMBERS)])
+        for values in (TRUTH, TRUTH + 0.8 * opinion)
+    ]
+    # the other one's spread is brought to the first one's, with the noise in both
+    factor = ((spread[0] + 0.16) / (spread[1] + 0.16)) ** 0.5
+    left = (factor - 1) * TRUTH + factor * 0.8 * opinion
+    wanted = np.mean([np.var(left[i : i + MEMBERS], ddof=1) for i in range(0, len(TRUTH), MEMBERS)])
+    extra = (factor**2 - 1) * 0.16
+    assert holds(changed.beyond, ((wanted + extra) / 2) ** 0.5) and changed.beyond.low > 0.2
+
+
 @pytest.mark.parametrize("lean", [0.0, 0.15])
 def test_order_bias_is_found(lean: float) -> None:
     result = measured(Leaning(lean), draws=2)

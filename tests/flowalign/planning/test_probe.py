@@ -1,6 +1,7 @@
 """A probe of small runs, and its verdicts on measurements whose answer is known."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,15 @@ from PIL import Image
 
 from flowalign.app.cli.main import main
 from flowalign.config import load, recipe
+from flowalign.errors import ConfigError
+from flowalign.evaluation.approach import approach
+from flowalign.evaluation.reward_noise import reward_noise
 from flowalign.evaluation.scores import Evaluated
 from flowalign.evaluation.statistics import Interval
-from flowalign.planning.probe import distance_moved, probe, reward_noise, spread_of
-from flowalign.planning.probed import Probe, Trial
+from flowalign.planning.first_batch import spread_of
+from flowalign.planning.probe import own_fit, probe
+from flowalign.planning.probed import Probe, Trial, fit_advice
+from flowalign.planning.trials import distance_moved
 from rewards import as_reward
 from tests.flowalign.small_run import SMALL
 
@@ -47,10 +53,23 @@ def test_the_verdict_is_the_trials_and_its_cause_the_first_batchs() -> None:
     assert not found(by_step=steps, noisy_steps=[0, 1]).advice()
 
 
-def test_what_a_target_takes_at_least() -> None:
-    assert found().iterations_to(0.7) == Interval(pytest.approx(20), pytest.approx(10), pytest.approx(40))
-    assert found(trial=NOTHING).iterations_to(0.7) is None
-    assert found().iterations_to(0.4) == Interval(0.0, 0.0, 0.0)
+def test_when_a_target_is_reached_on_curves_whose_form_is_known() -> None:
+    """0.4 (1 - exp(-t / 10)) has gained 0.3 after 10 ln 4 iterations and never 0.5; a line goes on."""
+    prompts = [f"{i}" for i in range(9)]
+
+    def gain(t: float) -> list[float]:
+        return [0.4 * (1 - math.exp(-t / 10))] * 9
+
+    curve = replace(TRIAL, pace=approach(gain(6), gain(12), prompts, 12))
+    assert found(trial=curve).iterations_to(0.8) == Interval(*[pytest.approx(10 * math.log(4))] * 3)
+    assert found(trial=curve).iterations_to(1.0) is None and found(trial=curve).iterations_to(0.4) == Interval(0, 0, 0)
+    line = replace(TRIAL, pace=approach([0.05] * 9, [0.1] * 9, prompts, 10))
+    assert found(trial=line).iterations_to(0.7) == Interval(*[pytest.approx(20)] * 3)
+    assert found(trial=replace(line, gain=NOTHING.gain)).iterations_to(0.7) is None
+    # some draws flatten below the target: no bound above
+    mixed = replace(TRIAL, pace=approach([0.05] * 9, [0.1] * 5 + [0.05] * 4, prompts, 10))
+    reached = found(trial=mixed).iterations_to(0.7)
+    assert reached is not None and reached.low is not None and 19 < reached.low < math.inf and reached.high == math.inf
 
 
 def pictures(values: list[float]) -> list[Image.Image]:
@@ -69,8 +88,8 @@ def test_noise_of_a_reward_is_told_from_its_spread() -> None:
     rng = np.random.default_rng(0)
     steady = as_reward(lambda samples, prompts: [float(np.mean(np.asarray(one))) for one in samples])
     result = judged(pictures([0, 200, 10, 100]), [0.0, 200.0, 10.0, 100.0])
-    noise = reward_noise(steady, result)
-    assert noise["same picture twice"].mean == 0 and noise["crop without 4%"].mean == pytest.approx(0)
+    noise, crop = reward_noise(steady, result), "crop without 4% at the left and top"
+    assert noise["same picture twice"].mean == 0 and noise[crop].mean == pytest.approx(0)
     moody = as_reward(lambda samples, prompts: [v + 56 * float(rng.normal()) for v in (0, 200, 10, 100)])
     assert reward_noise(moody, result)["same picture twice"].mean == pytest.approx(0.4, abs=0.3)
 
@@ -119,3 +138,16 @@ def test_a_matching_method_is_first_fitted_to_the_models_own_samples() -> None:
     assert result.own_fit is not None and result.own_fit.moved < 1e-3 and not result.trial.learned
     moved = replace(result, own_fit=replace(result.own_fit, moved=0.3)).advice()
     assert any("the model moves 30%" in line for line in moved)
+    assert result.aimless is not None and result.aimless.moved < 1e-3
+
+
+def test_updates_without_a_direction_move_less_than_a_fit() -> None:
+    """Of two iterations the second takes back what the first one did."""
+    changes = [*SMALL, "training.group_size=2", "rollout.steps=2", "rollout.sigmas=null"]
+    small = load(recipe("tiny_sd3/raft"), [*changes, "training.optimizer.learning_rate=1e-3"])
+    fit, aimless = own_fit(small, iterations=4, prompts=2, samples=2)
+    assert 0 < aimless.moved < fit.moved
+    assert fit_advice(replace(fit, moved=0.0, gain=TRIAL.gain), aimless) == []
+    assert "without a direction" in fit_advice(replace(fit, moved=0.5), aimless)[0]
+    with pytest.raises(ConfigError, match="flow_grpo does not match its own samples"):
+        own_fit(load(recipe("tiny_sd3/flow_grpo"), SMALL))

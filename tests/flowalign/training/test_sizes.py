@@ -1,7 +1,9 @@
 """Pictures of several sizes: by the prompts' lines, and held-out ones at a second size."""
 
 import json
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,12 @@ from PIL import Image
 from flowalign.config import load, recipe
 from flowalign.data import Prompts
 from flowalign.data.batches import draw_batch
+from flowalign.data.by_size import BySize
+from flowalign.data.selection.mopps import MoPPS
+from flowalign.data.selection.sec import SEC
+from flowalign.data.selection.shares import Shares
+from flowalign.data.selection.shuffled import Shuffled
+from flowalign.data.selection.together import Together
 from flowalign.data.sizes import rows_by_size
 from flowalign.errors import ConfigError
 from flowalign.runs.metrics import MetricsFile
@@ -42,6 +50,44 @@ def test_an_iteration_has_one_size_and_a_turn_has_every_prompt_once() -> None:
         drawn = [pick for picks in turn for pick in picks]
         assert set(drawn) == set(range(14)) and len(drawn) == 16
     assert turns[0] != turns[1]
+
+
+@pytest.mark.parametrize("selection", [MoPPS, SEC, Together, partial(Shares, "task", {"a": 1, "b": 3}), Shuffled])
+def test_every_selection_takes_one_size_an_iteration_and_goes_on_from_its_state(selection: Any) -> None:
+    """Twice as many prompts of one size as of the other: twice as many iterations; further rounds are of their size."""
+    metadata: list[dict[str, Any]] = [
+        {"height": 16 if i < 24 else 32, "task": "ab"[i % 2], "category": "xy"[i // 2 % 2], "pair": i // 2}
+        for i in range(36)
+    ]
+    listed, chosen = Prompts([str(i) for i in range(36)], metadata), None
+    iterations: list[list[int]] = []
+    for i in range(18):
+        if i % 5 == 0:
+            state = None if chosen is None else json.loads(json.dumps(chosen.state_dict()))
+            chosen = BySize(selection, listed)
+            if state is not None:
+                chosen.load_state_dict(state)
+        picks = chosen.picks(listed, i, 4, 0)
+        again = chosen.picks(listed, i, 2, 0, 1)
+        heights = {metadata[pick]["height"] for pick in picks + again}
+        assert len(heights) == 1 and len(picks) == 4 and len(again) == 2
+        chosen.learn(picks, listed, [0.5] * 4, [1.0] * 4)
+        iterations.append(picks)
+    assert sum(metadata[picks[0]]["height"] == 16 for picks in iterations) == 12
+    if isinstance(chosen.selections[(("height", 16),)], Shares):
+        drawn = [metadata[pick]["task"] for picks in iterations for pick in picks]
+        assert drawn.count("b") == pytest.approx(3 * drawn.count("a"), rel=0.2)
+
+
+def test_a_run_with_a_bandit_has_one_size_an_iteration(prompts: Path, tmp_path: Path) -> None:
+    run = small_run(
+        *("tiny_sd3/flow_grpo", tmp_path, f"data={{prompts: {prompts}, selection: {{name: mopps}}}}"),
+        *("training.iterations=2", "training.prompts_per_iteration=2", "training.group_size=2"),
+        "data.dynamic_sampling={rounds: 2}",
+    )
+    run.train()
+    learned = [selection.evidence for selection in run.selection.selections.values()]
+    assert sum(map(len, learned)) >= 2
 
 
 def test_training_and_evaluation_make_each_prompt_at_its_size(prompts: Path, tmp_path: Path) -> None:
@@ -89,7 +135,7 @@ def test_training_and_evaluation_make_each_prompt_at_its_size(prompts: Path, tmp
     [
         ([{"height": "tall"}], [], "height 'tall' of a prompt is no number of pixels"),
         ([{"height": 20, "width": 24}], [], "data.prompts, height 20, width 24"),
-        ([{"height": 24}, {}], ["data.selection={name: sec}"], "data.selection: sec picks prompts by how they fared"),
+        ([{"height": 24}, {}], ["data.replay={}"], "data.replay: brings back groups of any size"),
         ([{}], ["evaluation.also_at={height: 20, width: 16}"], "evaluation.also_at: "),
     ],
 )

@@ -102,6 +102,7 @@ gallery.views.vote = (main, settings) => {
     const percent = (x) => (x === null ? "–" : (100 * x).toFixed(1) + "%");
     const rate = (r) => (r.rate === null ? "–" : `${percent(r.rate)} (${percent(r.low)} to ${percent(r.high)})`);
     const again = (r) => (r.again?.pairs ? `${rate(r.again)} of ${r.again.pairs}` : "–");
+    const caught = (r) => (r.caught?.pairs ? `${rate(r.caught)} of ${r.caught.pairs}` : "–");
     const kappa = (r) => (r.kappa === null ? "–" : `${r.kappa.toFixed(2)} (${r.low.toFixed(2)} to ${r.high.toFixed(2)})`);
     const grid = (head, lines) => element("div", { class: "wide", tabindex: "0", role: "region", "aria-label": `Votes by ${head[0]}` }, element("table", {}, element("thead", {}, element("tr", {}, head.map((h) => element("th", { scope: "col" }, h)))),
       element("tbody", {}, lines.map(([name, ...cells]) => element("tr", {}, element("th", { scope: "row" }, name), cells.map((c) => element("td", {}, c)))))));
@@ -110,15 +111,16 @@ gallery.views.vote = (main, settings) => {
     const won = chosen.a === chosen.b ? [
       element("h2", {}, "Two seeds of ", text(a)),
       element("p", { class: "hint" }, "Both pictures of a pair are from one model, so there is no win rate: the choices are for training."),
-      grid(["rater", "choices", "ties", "skipped", "same when shown again"], rows.map(([name, r]) => [name, r.wins + r.losses, r.ties, r.skipped, again(r)])),
+      grid(["rater", "choices", "ties", "skipped", "same when shown again", "right where one is broken"], rows.map(([name, r]) => [name, r.wins + r.losses, r.ties, r.skipped, again(r), caught(r)])),
     ] : [
       element("h2", {}, text(b), " against ", text(a)),
       element("p", { class: "hint" }, "Win rate of the second, a tie counting half, with the 95% Wilson interval. Skipped pairs are left out; under all, a pair that several judged counts once."),
-      grid(["rater", "win rate", "wins", "losses", "ties", "skipped", "same when shown again"], rows.map(([name, r]) => [name, rate(r), r.wins, r.losses, r.ties, r.skipped, again(r)])),
+      grid(["rater", "win rate", "wins", "losses", "ties", "skipped", "same when shown again", "right where one is broken"], rows.map(([name, r]) => [name, rate(r), r.wins, r.losses, r.ties, r.skipped, again(r), caught(r)])),
       element("p", { class: "hint" }, table.decided),
     ];
     results.replaceChildren(
       ...won,
+      ...table.failing.map((line) => element("p", { class: "warning" }, text(line))),
       element("h2", {}, "Agreement between raters"),
       table.between.length ? grid(["raters", "pairs both judged", "same verdict", "Cohen's kappa"], table.between.map((r) => [element("span", {}, text(r.raters[0]), " and ", text(r.raters[1])), r.pairs, percent(r.same), kappa(r)]))
         : element("p", {}, "Nobody has judged a pair that another has judged."),

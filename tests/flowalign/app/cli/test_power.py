@@ -39,6 +39,7 @@ def test_the_command_says_how_many_seeds(three: list[Path], tmp_path: Path, caps
     assert record["detectable"]["3"] == pytest.approx(detectable(0.1, 3))
     assert "standard deviation from seed to seed: 0.100 (95% interval 0.052 to 0.628)" in printed
     assert "a difference of 0.5 takes 3 seeds of each recipe (2 to" in printed
+    assert set(record["pictures"]) == {"2", "3", "5"} and "with 3 seeds of each recipe: " in printed
 
 
 def test_runs_that_differ_in_more_than_the_seed(three: list[Path], capsys: pytest.CaptureFixture[str]) -> None:

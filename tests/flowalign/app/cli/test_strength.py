@@ -27,6 +27,10 @@ def test_the_ends_are_the_base_and_the_run(
     printed = capsys.readouterr().out
     assert command("eval", trained_run, "--base", "--pictures", "1", "--panel", "tiny_clip", "--json", scores) == 0
     record, means = json.loads(curve.read_text()), json.loads(scores.read_text())["means"]
+    # every strength is measured by the protocol that eval measures by
+    cards = [*record["cards"].values(), *json.loads(scores.read_text())["cards"].values()]
+    assert len(cards) == 5 and len({card["sha256"] for card in cards}) == 1
+    assert f"score card: {cards[0]['sha256'][:12]}" in printed and "not by one protocol" not in printed
     rows = {row["strength"]: row for row in record["strengths"]}
     assert list(rows) == [0.0, 1.0, 1.5]
     for factor, label in ((0.0, "base"), (1.0, trained_run.name)):
