@@ -1,8 +1,8 @@
 """Flow-OPD: several teachers by prompt at the student's own SDE steps, and an anchor (arXiv 2605.08063).
 
-At each stochastic step the student's Gaussian is drawn to its teacher's by gap = |mu - mu_teacher|^2 / (2 g^2), -dt times
-their KL, g the diffusion without sqrt(-dt) as in Flow-GRPO's code. Manifold anchor regularisation adds `kl_weight` times
-the same distance from one more network, for all prompts: `anchor`, by default the start weights.
+At each stochastic step the student's Gaussian is drawn to its teacher's by gap = |mu - mu_teacher|^2 / (2 g^2), which
+is -dt times their KL, g the diffusion without sqrt(-dt) as in Flow-GRPO's code. Manifold anchor regularisation adds
+`kl_weight` times the same distance from one more network, for all prompts: `anchor`, by default the start weights.
 
 `mode: kl_only`, the authors' default, clips the ratio of a policy gradient whose advantage is -gap, within -5 and 5.
 The gap depends on the state and not on the step that was drawn, so that the mean of gap * grad log p is 0; what teaches
@@ -10,8 +10,8 @@ is the gradient of the advantage itself, which the released code does not detach
 noise. Published: SD3.5 medium, 10 steps, eta 0.7, guidance 4.5, anchor 0.04, rate 1e-4, clip 1e-4; teachers are
 Flow-GRPO's LoRAs for text and for GenEval, and the student starts from their mean.
 
-Departure: the released advantages [N, 1] meet ratios [N], so that each sample's gap is multiplied with the ratios of all
-of its micro-batch; here with its own.
+Departure: the released advantages [N, 1] meet ratios [N], so that each sample's gap is multiplied with the ratios of
+all of its micro-batch; here with its own.
 """
 
 from typing import Any, Literal

@@ -1,7 +1,8 @@
-"""Flash-GRPO and Flow-OPD against their authors' code (core/originals/README.md)."""
+"""Methods of 2026: against their authors' code (core/originals/README.md), or their equations written out."""
 
 import json
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from flowalign.config import load, recipe
+from flowalign.core.advantages import group_advantage
+from flowalign.core.credit import most_varied
 from flowalign.core.losses import clipped_policy_loss
+from flowalign.errors import ConfigError
 from flowalign.rollouts.draw import Draw
 from samplers import Trajectory, flow_sde, linear_sde, step_sensitivity, transition
 from tests.flowalign.algorithms.matching.made_points import gradient, method, points
@@ -152,3 +157,42 @@ def test_stepwise_flow_grpo_normalises_the_gains_of_a_few_ode_steps_together(tmp
         expected = (gains[rows] - gains[rows].mean()) / (gains[rows].std(unbiased=False) + 1e-4)
         torch.testing.assert_close(experience.advantage[rows, :4].cpu(), expected, atol=1e-3, rtol=1e-3)
     assert not experience.advantage[:, 4].any() and gains.std() > 0.05
+
+
+def test_the_members_that_vary_most_are_those_of_all_choices() -> None:
+    torch.manual_seed(3)
+    for _ in range(20):
+        reward, group = torch.randn(14).round(decimals=1), torch.tensor([1] * 8 + [0] * 6)
+        chosen = most_varied(reward, group, 4)
+        for number in (0, 1):
+            rows = reward[group == number]
+            best = max(rows[list(choice)].var(correction=0) for choice in combinations(range(len(rows)), 4))
+            assert chosen[group == number].sum() == 4
+            assert rows[chosen[group == number]].var(correction=0) == pytest.approx(best.item(), abs=1e-6)
+
+
+def test_pro_grpo_ends_trajectories_by_their_predicted_pictures(tmp_path: Path) -> None:
+    """What goes on is what it would have been in the whole group, and what it is chosen by is literal."""
+    run = small_run("tiny_sd3/pro_grpo", tmp_path, "training.group_size=6", "algorithm.prune={2: 0.8, 3: 0.5}")
+    batch = run.groups.draw(0).batch
+    rollout, left = run.algorithm.rollout(run.sampler, batch)
+    whole = run.sampler.rollout(batch)
+    assert len(rollout) == len(left) == 4 * 3
+    rows = list(range(24))
+    for step, size in ((2, 5), (3, 3)):
+        trajectory, at = whole.trajectory, torch.tensor(rows)
+        latents = trajectory.latents[at, step] - trajectory.sigmas[step] * trajectory.velocity[at, step]
+        end = replace(whole.take(at), trajectory=replace(trajectory.take(at), latents=latents[:, None]))
+        reward = run.scorer.score(run.sampler.decode(end), batch, rows).value
+        kept = most_varied(reward, torch.tensor(batch.group)[at], size)
+        rows = [row for row, stays in zip(rows, kept.tolist(), strict=True) if stays]
+    assert left.seeds == [batch.seeds[row] for row in rows] and left.group == [batch.group[row] for row in rows]
+    torch.testing.assert_close(rollout.trajectory.latents, whole.trajectory.latents[rows], atol=1e-4, rtol=0)
+    torch.testing.assert_close(rollout.log_prob, whole.log_prob[rows], atol=1e-4, rtol=0)
+    # 24 rows for two steps and the decision before the third, 20 for one, 12 for the last two; the whole had 120
+    assert run.policy.verify(rollout) < 1e-4
+    experience = run.collect(Draw(run.sampler, run.scorer, batch))
+    reward, group = experience.scores.value, torch.tensor(left.group)
+    torch.testing.assert_close(experience.advantage[:, 0].cpu(), group_advantage(reward, group, clip=5.0))
+    with pytest.raises(ConfigError, match="6 to 6"):
+        load(recipe("tiny_sd3/pro_grpo"), ["training.group_size=6", "algorithm.prune={2: 0.99}"]).check(processes=1)

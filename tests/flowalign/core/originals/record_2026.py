@@ -59,7 +59,7 @@ def flash(folder: Path, given: dict[str, torch.Tensor]) -> dict[str, Any]:
     made = step(
         scheduler(), velocity, given["steps"], given["x"], prev_sample=given["next"], return_dt_and_std_dev_t=True
     )
-    _, log_prob, mean, _, _, scale = made
+    _, log_prob, _, _, _, scale = made
     names = {
         "torch": torch,
         "advantages": given["advantage"],
