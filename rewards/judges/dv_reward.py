@@ -103,8 +103,8 @@ class DVReward:
         found = {kind: re.findall(rf"^\W*{kind}\W*:\s*(.+\?)\s*$", reply, re.M | re.I) for kind in KINDS}
         if not any(found.values()):
             raise RewardError(
-                f"reward '{self.name}': the writer split {prompt!r} into no questions ({reply[:200]!r}); another writer "
-                "may"
+                f"reward '{self.name}': the writer split {prompt!r} into no questions ({reply[:200]!r}); another "
+                "writer may"
             )
         self.split[prompt] = found
         return found
