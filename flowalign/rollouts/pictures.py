@@ -106,6 +106,7 @@ class DiffusionSampler(Sampler):
         rollout.unlearned = self.unlearned
         return rollout
 
+    @torch.no_grad()
     def pruned(self, batch: Batch, prune: Mapping[int, Callable[[Tensor, Tensor], Tensor]]) -> tuple[Rollout, Batch]:
         """Sample trajectories of which some end early, by the rewards of the pictures predicted at their states.
 

@@ -431,7 +431,8 @@ class DiffusersPolicy(Policy[Rollout]):
                     **embeds,
                     **self.family.arguments(guidance[0]),
                     num_inference_steps=steps,
-                    generator=generators(seeds),
+                    # which some that make one sample do not take in a list
+                    generator=generators(seeds)[0] if self.family.largest_batch == 1 else generators(seeds),
                     output_type="latent",
                     **call,
                 )

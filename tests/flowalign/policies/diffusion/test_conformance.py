@@ -166,9 +166,12 @@ def plain(pipe: DiffusionPipeline, policy: DiffusersPolicy, tiny: Tiny, guidance
         given = {}
         if tiny.sources:
             given = tiny.source_inputs(*opened(tiny.sources[rows[0]], (tiny.call["width"], tiny.call["height"])))
+        prompts, sources = [PROMPTS[i] for i in rows], [torch.Generator().manual_seed(SEEDS[i]) for i in rows]
+        if tiny.alone and "negative_prompt" in guided:
+            guided |= {"negative_prompt": texts[0]}
         made += pipe(
-            prompt=[PROMPTS[i] for i in rows],
-            generator=[torch.Generator().manual_seed(SEEDS[i]) for i in rows],
+            prompt=prompts[0] if tiny.alone else prompts,
+            generator=sources[0] if tiny.alone else sources,
             num_inference_steps=STEPS,
             output_type="pt",
             return_dict=False,
