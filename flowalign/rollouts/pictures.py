@@ -118,8 +118,8 @@ class DiffusionSampler(Sampler):
         """
         assert self.scorer is not None
         size, eta = self.config.rollout.batch_size, self.etas(batch)
-        sampling = {"noise_seeds": batch.noise_seeds, "metadata": batch.metadata} | self.arguments(batch)
-        start = self.policy.sample(batch.prompts, batch.seeds, dry=True, **sampling)
+        sampling: dict[str, Any] = {"noise_seeds": batch.noise_seeds, "metadata": batch.metadata}
+        start = self.policy.sample(batch.prompts, batch.seeds, dry=True, **sampling | self.arguments(batch))
         velocity, sigmas = self.policy.at(start), start.trajectory.sigmas
         recorder = Recorder(start.trajectory.latents[:, 0], sigmas, self.kernel, eta, batch.noise_seeds)
         rows, group = (torch.tensor(numbers, device=self.device) for numbers in (range(len(batch)), batch.group))

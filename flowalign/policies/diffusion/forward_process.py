@@ -230,7 +230,8 @@ class ForwardProcess:
 
     def _frames(self, call: dict[str, Any], there: int) -> int:
         """Number of a video's frames that the pipeline's call makes."""
-        wanted = call.get("num_frames") or inspect.signature(self.pipeline.__call__).parameters["num_frames"].default
+        named = inspect.signature(self.pipeline.__call__).parameters
+        wanted = call.get("num_frames") or named[self.family.renamed.get("num_frames", "num_frames")].default
         if there < wanted:
             raise ConfigError(
                 f"a video to learn from has {there} frames, and {type(self.pipeline).__name__} makes {wanted}; a "

@@ -422,8 +422,9 @@ class DiffusersPolicy(Policy[Rollout]):
         if source is not None:
             pictures = opened(source, size)
             call = self.family.sources(*pictures, len(texts), call)
+        call = {self.family.renamed.get(name, name): value for name, value in call.items()}
         if len(guidance) == 2:
-            call = call | {"guidance_scale_2": guidance[1]}
+            call |= {"guidance_scale_2": guidance[1]}
         self.pipeline.scheduler = scheduler
         try:
             with self._autocast():

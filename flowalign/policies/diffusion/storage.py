@@ -91,7 +91,8 @@ def network_class(path: str | Path) -> type:
 def makes_videos(pipeline_class: str) -> bool:
     """Whether what a class of pipelines makes are videos."""
     pipeline = getattr(diffusers, pipeline_class, None)
-    return pipeline is not None and "num_frames" in inspect.signature(pipeline.__call__).parameters
+    named = () if pipeline is None else inspect.signature(pipeline.__call__).parameters
+    return "num_frames" in named or "frames" in named
 
 
 def load_config(path: str | Path) -> dict[str, Any]:

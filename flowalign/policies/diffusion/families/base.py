@@ -77,6 +77,8 @@ class Family:
     """Processes that each sample's tokens are divided over; padded texts are made to fit."""
     samples_sound: ClassVar[bool] = False
     """The network denoises a sound along with the pictures."""
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Arguments of a rollout's call that the pipeline's call has by other names."""
     tolerance: ClassVar[float] = 1e-4
     """Largest difference of a float32 replay from its rollout, over the largest velocity."""
     largest_batch: ClassVar[int | None] = None

@@ -152,7 +152,8 @@ def plain(pipe: DiffusionPipeline, policy: DiffusersPolicy, tiny: Tiny, guidance
     everyone = list(range(len(PROMPTS)))
     # where it takes no sides, they are the picture's
     accepted = inspect.signature(pipe.__call__).parameters
-    call = {name: value for name, value in tiny.call.items() if name in accepted}
+    call = {policy.family.renamed.get(name, name): value for name, value in tiny.call.items()}
+    call = {name: value for name, value in call.items() if name in accepted}
     made = []
     # a call knows the pictures of one sample, and no negative prompt is not the same as an empty one
     for rows in [[i] for i in everyone] if tiny.sources or tiny.alone else [everyone[:2], everyone[2:]]:
