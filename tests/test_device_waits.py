@@ -36,6 +36,7 @@ THEIRS = {
     "aura_flow",
     "chroma",
     "ernie_image",
+    "hidream",
     "hunyuan_image",
     "hunyuan_video15",
     "hunyuan_video15_i2v",

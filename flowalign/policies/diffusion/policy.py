@@ -383,7 +383,8 @@ class DiffusersPolicy(Policy[Rollout]):
             output = self._call(texts, source, seeds, steps, guidance, scheduler, call)
         self.forwards += 0 if dry else sum(recorded.rows)
         extra = self.family.extra_input(recorded.first_input, scheduler.loop_shape)
-        conditions = recorded.conditions(len(prompts), len(scheduler.levels) - 1, self.family.shared, extra)
+        family, count = self.family, len(scheduler.levels) - 1
+        conditions = recorded.conditions(len(prompts), count, family.shared, family.turned, extra)
         assert scheduler.recorder is not None
         trajectory = scheduler.recorder.trajectory()
         rows = torch.arange(len(prompts), device=trajectory.latents.device)

@@ -55,6 +55,8 @@ class Family:
     """Beginnings of names of parts without an effect, and so without a gradient; -1 stands for the last block."""
     shared: ClassVar[tuple[str, ...]] = ()
     """tensor arguments of the denoiser without a batch axis"""
+    turned: ClassVar[tuple[str, ...]] = ()
+    """tensor arguments of the denoiser whose batch axis is the second one"""
     images: ClassVar[tuple[int, int]] = (0, 0)
     """fewest and most pictures that a sample is made from"""
     takes_mask: ClassVar[bool] = False
