@@ -74,10 +74,13 @@ def check_arguments(path: str | Path, names: Iterable[str], where: str) -> None:
     """Refuse arguments that the call of a pipeline's class does not take, before its weights are read."""
     name = load_config(path)["_class_name"]
     call = inspect.signature(getattr(diffusers, name).__call__).parameters if hasattr(diffusers, name) else None
+    if call is None:
+        return
+    family = family_of(name)
     # pictures that samples are made from are brought to the sides, also where the call takes none
-    sides = ("height", "width") if call is not None and family_of(name).images[1] else ()
+    sides = ("height", "width") if family.images[1] else ()
     for argument in names:
-        if call is not None and argument not in (*call, *sides):
+        if family.renamed.get(argument, argument) not in (*call, *sides):
             raise ConfigError(f"{where}.{argument}: {name} has no {argument}; leave it out")
 
 
