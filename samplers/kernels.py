@@ -195,6 +195,16 @@ def step_std(kernel: Kernel, sigmas: Tensor, eta: Tensor) -> Tensor:
     return kernel(zero, zero, sigmas[:-1].expand_as(eta), sigmas[1:].expand_as(eta), eta)[1]
 
 
+def step_sensitivity(kernel: Kernel, sigmas: Tensor, eta: Tensor) -> Tensor:
+    """How far a unit of velocity moves each step's mean, in standard deviations of its noise; infinite without noise.
+
+    The gradient of a step's log-probability in the velocity is proportional to it. Shapes as of `step_std`.
+    """
+    zero = torch.zeros_like(eta)
+    mean, std = kernel(zero, torch.ones_like(eta), sigmas[:-1].expand_as(eta), sigmas[1:].expand_as(eta), eta)
+    return mean.abs() / std
+
+
 def step_spread(kernel: Kernel, sigmas: Tensor, eta: Tensor) -> Tensor:
     """Standard deviation after each step over what the next level says; 1 where a step keeps the ODE's marginals.
 

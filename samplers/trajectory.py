@@ -147,6 +147,15 @@ class Recorder:
         self.etas.append(self.eta[:, k] * transitioned.stochastic)
         return x
 
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these samples alone, [N] indices, as if the others had not begun."""
+        numbers = rows.tolist()
+        self.x, self.eta = self.x[rows], self.eta[rows]
+        self.sources = [self.sources[n] for n in numbers]
+        self.noisy = [[noisy[n] for n in numbers] for noisy in self.noisy]
+        for column in (self.latents, self.velocities, self.log_probs, self.etas):
+            column[:] = [values[rows] for values in column]
+
     def trajectory(self) -> Trajectory:
         """The record of the steps made; call after the last one."""
         return Trajectory(

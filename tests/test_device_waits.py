@@ -30,12 +30,15 @@ ALLOWED = {
     "flowalign/policies/diffusion/conditions.py:_at": "captions of different lengths travel in lists (Z-Image)",
     "flowalign/policies/diffusion/conditions.py:split": "prompts of different lengths are called apart",
     "flowalign/policies/diffusion/conditions.py:expert": "which of two networks a step asks (Wan 2.2 14B)",
+    "flowalign/policies/diffusion/families/hidream.py:experts": "how many tokens ask an expert (HiDream)",
     "flowalign/policies/diffusion/experts.py:forward": "which of two networks a step asks (Wan 2.2 14B)",
 }
 THEIRS = {
     "aura_flow",
     "chroma",
+    "chrono_edit",
     "ernie_image",
+    "hidream",
     "hunyuan_image",
     "hunyuan_video15",
     "hunyuan_video15_i2v",

@@ -17,7 +17,7 @@ from flowalign.core.record import Record, by_turn
 Scale = Literal["group", "batch", "none"]
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0)]
-Discount = Annotated[float, Field(gt=0, le=1)]
+Discount = Annotated[float, Field(ge=0, le=1)]
 
 
 def group_mean_std(
@@ -342,7 +342,8 @@ def process(
 ) -> Tensor:
     """GRPO with process supervision (arXiv 2402.03300, section 4.1.3): the sum of all later steps' rewards. -> [B, T]
 
-    The rewards of a group's steps are normalised together. With a discount from step to step it is IGPO's advantage
+    The rewards of a group's steps are normalised together; with gamma 0 a step has its own alone, as in
+    Stepwise-Flow-GRPO (2603.28718). With a discount from step to step it is IGPO's advantage
     (2510.14967, eq. 5 to 7); the code its authors published adds up the rewards first and takes off the group's mean at
     the same token, without a division. Each step's reward is centred, so that steps of an average reward cost nothing:
     rewards with a bound on their sum need `process_returns`.

@@ -115,6 +115,28 @@ def best_and_worst(advantage: Tensor, group: Tensor, k: int) -> Tensor:
     return (above < (k + 1) // 2) | (above >= same.sum(1) - k // 2)
 
 
+def most_varied(reward: Tensor, group: Tensor, k: int) -> Tensor:
+    """The k members of each group whose rewards vary most (optimal variance filtering, Pro-GRPO, arXiv 2512.15347).
+
+    Of all choices of k numbers the one of the largest variance has some of the lowest and some of the highest.
+
+    Args:
+        reward: [B]
+        group: [B] integers, at least k of each.
+
+    Returns:
+        [B] bool, k True a group. Of choices that vary alike it is the one with the most of the lowest; ties go by row.
+    """
+    chosen = torch.zeros_like(group, dtype=torch.bool)
+    for number in group.unique():
+        rows = (group == number).nonzero().squeeze(1)
+        order = rows[reward[rows].argsort(stable=True)]
+        ends = [torch.cat([order[:low], order[len(order) - k + low :]]) for low in range(k, -1, -1)]
+        spread = torch.stack([reward[end].double().var(correction=0) for end in ends])
+        chosen[ends[int(spread.argmax())]] = True
+    return chosen
+
+
 def preferred(reward: Tensor, threshold: Tensor | float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
     """The best and the worst member of each group, and whether they are far enough apart to be a pair.
 

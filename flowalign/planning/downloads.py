@@ -63,9 +63,10 @@ def downloads(config: BaseConfig) -> list[Download]:
     needed.append(_repository("model.lora.path", None if model.lora is None else model.lora.path, "network"))
     learned = config.algorithm.settings
     needed.append(_repository("algorithm.teacher", learned.get("teacher"), "network"))
-    for teacher in learned.get("teachers", []):
-        needed.append(_repository("algorithm.teachers", teacher.get("path"), "pipeline"))
-        needed.append(_repository("algorithm.teachers", teacher.get("lora"), "network"))
+    taught = [("algorithm.teachers", teacher) for teacher in learned.get("teachers", [])]
+    for key, network in [*taught, ("algorithm.anchor", learned.get("anchor") or {})]:
+        needed.append(_repository(key, network.get("path"), "pipeline"))
+        needed.append(_repository(key, network.get("lora"), "network"))
     sections: dict[str, Sequence[Named]] = {
         "rewards": config.rewards,
         "evaluation.rewards": config.evaluation.rewards or [],

@@ -146,9 +146,12 @@ def dry_run(config: BaseConfig, full: bool = False) -> Report | None:
         else:
             assert isinstance(small, Config)
             policy = small_policy(small, full, device)
-            if any(teacher.get("path") for teacher in small.algorithm.settings.get("teachers", [])):
+            networks, anchor = small.algorithm.settings.get("teachers", []), small.algorithm.settings.get("anchor")
+            if any(network.get("path") for network in [*networks, anchor or {}]):
                 policy.pipeline.save_pretrained(f"{folder}/teacher")
-                _replace(small, "teachers", _taught_by(f"{folder}/teacher", small.algorithm.settings["teachers"]))
+                _replace(small, "teachers", _taught_by(f"{folder}/teacher", networks))
+                if anchor:
+                    _replace(small, "anchor", _taught_by(f"{folder}/teacher", [anchor])[0])
             model, length = type(policy.pipeline).__name__, f"{small.rollout.steps} steps"
         _replace(small, "judge", {"name": STAND_IN})
         if "teacher" in small.algorithm.settings:

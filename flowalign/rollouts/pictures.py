@@ -1,6 +1,6 @@
 """Sampling pictures and videos: rollouts with a plan and a kernel, branches, trees, searches, finished samples."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,8 @@ from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.caching import caching
 from flowalign.rollouts.processes import Processes
 from flowalign.rollouts.sampler import Sampled, Sampler
-from samplers import Trajectory, derive_seed
+from flowalign.rollouts.scoring import Scorer
+from samplers import Recorder, Trajectory, derive_seed
 from samplers.completion import Completions, complete, fork, path, perturb
 from samplers.kernels import Kernel
 from samplers.plans import Tree
@@ -40,6 +41,8 @@ class DiffusionSampler(Sampler):
         self.unlearned: int = getattr(self.plan, "unlearned", 0)
         self.search: Callable[[Batch], Tensor] | None = None
         """Search that finds finished latents [B, ...] for a batch."""
+        self.scorer: Scorer | None = None
+        """Scorer of a run that trains, for rollouts that look at samples on their way."""
         cache = config.rollout.cache
         self.cache = None if cache is None else cache.part("caches", "rollout.cache")
         """Cache of features, in rollouts."""
@@ -102,6 +105,39 @@ class DiffusionSampler(Sampler):
             )
         rollout.unlearned = self.unlearned
         return rollout
+
+    @torch.no_grad()
+    def pruned(self, batch: Batch, prune: Mapping[int, Callable[[Tensor, Tensor], Tensor]]) -> tuple[Rollout, Batch]:
+        """Sample trajectories of which some end early, by the rewards of the pictures predicted at their states.
+
+        Args:
+            prune: the choice of samples before a step, by its number: (rewards [N], groups [N]) -> bool [N].
+
+        Returns:
+            The trajectories that were not ended, and their batch.
+        """
+        assert self.scorer is not None
+        size, eta = self.config.rollout.batch_size, self.etas(batch)
+        sampling: dict[str, Any] = {"noise_seeds": batch.noise_seeds, "metadata": batch.metadata}
+        start = self.policy.sample(batch.prompts, batch.seeds, dry=True, **sampling | self.arguments(batch))
+        velocity, sigmas = self.policy.at(start), start.trajectory.sigmas
+        recorder = Recorder(start.trajectory.latents[:, 0], sigmas, self.kernel, eta, batch.noise_seeds)
+        rows, group = (torch.tensor(numbers, device=self.device) for numbers in (range(len(batch)), batch.group))
+        for step in range(len(sigmas) - 1):
+            here = torch.full_like(rows, step)
+            parts = zip(recorder.x.split(size), rows.split(size), here.split(size), strict=True)
+            v = torch.cat([velocity(*part).float() for part in parts])
+            if step in prune:
+                predicted = start.whole(recorder.x - sigmas[step] * v, rows)
+                pictures = self.policy.finished(predicted, size, self.needs)
+                scores = self.scorer.score(pictures, batch, rows.tolist(), here.tolist())
+                kept = prune[step](scores.value.to(self.device), group[rows]).nonzero().squeeze(1)
+                recorder.keep(kept)
+                rows, v = rows[kept], v[kept]
+            recorder.step(v)
+        rollout = start.branch(recorder.trajectory(), rows)
+        rollout.kernel, rollout.unlearned = self.kernel, self.unlearned
+        return rollout, batch[rows.tolist()]
 
     def found(self, batch: Batch) -> Rollout:
         """Samples that a search finds, one for every sample of the batch, without the steps that led to them.

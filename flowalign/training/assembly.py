@@ -104,8 +104,10 @@ def assemble(
     processes = Processes(accelerator, config.model.context_parallel if isinstance(config, Config) else None)
     policy.bind(reward)
     sampler, scorer = build_sampler(config, policy, spec_of(reward).needs), Scorer(reward, processes)
-    if isinstance(sampler, DiffusionSampler) and config.rollout.search is not None:
-        sampler.search = SearchSampler(config.rollout.search, sampler, scorer)
+    if isinstance(sampler, DiffusionSampler):
+        sampler.scorer = scorer
+        if config.rollout.search is not None:
+            sampler.search = SearchSampler(config.rollout.search, sampler, scorer)
     without_context_parallel = share_tokens(policy, processes)
     groups = _groups(config, algorithm, sampler, scorer, processes)
     policy.expect(groups.coming)

@@ -17,12 +17,12 @@ SMALL = [
     "training.optimizer.warmup_updates=0",
     "name=run",
 ]
-# the last three sample, score and record as flow_grpo does
+# which sample, score and record as flow_grpo or dense_grpo does; pro_grpo scores on its way, and has a test of its own
 COLLECTING = [
     name
     for name in names("algorithms")
     if issubclass(resolve("algorithms", name), TrajectoryAlgorithm)
-    and name not in ("flow_dppo", "flow_grpo_fast", "grpo_guard")
+    and name not in ("flash_grpo", "flow_dppo", "flow_grpo_fast", "grpo_guard", "pro_grpo", "stepwise_flow_grpo")
 ]
 """One trajectory method for each way of collecting."""
 

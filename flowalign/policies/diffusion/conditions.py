@@ -31,10 +31,18 @@ class Conditions:
         copies: how many copies of the batch each of the C calls carries.
         batch: B, the number of samples.
         shared: names of tensor arguments that have no batch axis (positions, say).
+        turned: names of tensor arguments whose batch axis is the second one in calls; here it is the first.
     """
 
-    def __init__(self, calls: list[list[Call]], copies: list[int], batch: int, shared: Collection[str]) -> None:
-        self.calls, self.copies, self.batch, self.shared = calls, copies, batch, shared
+    def __init__(
+        self,
+        calls: list[list[Call]],
+        copies: list[int],
+        batch: int,
+        shared: Collection[str],
+        turned: Collection[str] = (),
+    ) -> None:
+        self.calls, self.copies, self.batch, self.shared, self.turned = calls, copies, batch, shared, turned
 
     @property
     def branches(self) -> int:
@@ -57,7 +65,8 @@ class Conditions:
             for rows in branches if apart else [torch.cat(branches)]:
                 at = steps.repeat(1 if apart else copies)
                 names = self.calls[0][c]
-                gathered.append({n: self._at(n, [step[c][n] for step in self.calls], copies, rows, at) for n in names})
+                call = {n: self._at(n, [step[c][n] for step in self.calls], copies, rows, at) for n in names}
+                gathered.append({n: v.transpose(0, 1) if n in self.turned else v for n, v in call.items()})
         return gathered
 
     def _at(self, name: str, values: list[Any], copies: int, rows: Tensor, steps: Tensor) -> Any:
@@ -87,9 +96,9 @@ class Conditions:
             return self
         branch = 1 - unconditional
         if len(self.copies) == 2:
-            return Conditions([[calls[branch]] for calls in self.calls], [1], self.batch, self.shared)
+            return Conditions([[calls[branch]] for calls in self.calls], [1], self.batch, self.shared, self.turned)
         rows = slice(branch * self.batch, (branch + 1) * self.batch)
-        return Conditions(_mapped([self], lambda values, _: values[0][rows]), [1], self.batch, self.shared)
+        return Conditions(_mapped([self], lambda values, _: values[0][rows]), [1], self.batch, self.shared, self.turned)
 
     def expert(self, steps: Tensor) -> Tensor:
         """[N] number of the network that the pipeline asked at these steps [N], where it has several."""
@@ -104,7 +113,7 @@ class Conditions:
                 return value.unflatten(0, (copies, -1))[:, samples].flatten(0, 1)
             return [value[i * self.batch + row] for i in range(copies) for row in samples.tolist()]
 
-        return Conditions(_mapped([self], pick), self.copies, len(samples), self.shared)
+        return Conditions(_mapped([self], pick), self.copies, len(samples), self.shared, self.turned)
 
     @staticmethod
     def cat(parts: Sequence["Conditions"]) -> "Conditions":
@@ -119,7 +128,8 @@ class Conditions:
             each = [len(value) // copies for value in values]
             return [row for i in range(copies) for v, n in zip(values, each, strict=True) for row in v[i * n :][:n]]
 
-        return Conditions(_mapped(parts, join), first.copies, sum(p.batch for p in parts), first.shared)
+        batch = sum(p.batch for p in parts)
+        return Conditions(_mapped(parts, join), first.copies, batch, first.shared, first.turned)
 
 
 class Ragged:
@@ -256,15 +266,23 @@ class CallRecorder:
         self.rows.append(len(network_input))
         self.calls.append(call)
 
-    def conditions(self, batch: int, steps: int, shared: Collection[str], extra: Any = None) -> Conditions:
+    def conditions(
+        self, batch: int, steps: int, shared: Collection[str], turned: Collection[str], extra: Any = None
+    ) -> Conditions:
         """The calls of a finished rollout, sorted by step.
 
         Args:
+            shared, turned: as of `Conditions`.
             extra: the part of the network's input that is not the latents, the same in every call.
         """
         if extra is not None:
             for call in self.calls:
                 call[EXTRA_INPUT] = extra
+        of_calls: dict[int, Tensor] = {}
+        for call in self.calls:
+            for name in turned:
+                # what the steps share stays shared
+                call[name] = of_calls.setdefault(id(call[name]), call[name].transpose(0, 1))
         per_step = len(self.calls) // steps
         calls = [self.calls[k * per_step : (k + 1) * per_step] for k in range(steps)]
-        return Conditions(calls, [rows // batch for rows in self.rows[:per_step]], batch, shared)
+        return Conditions(calls, [rows // batch for rows in self.rows[:per_step]], batch, shared, turned)

@@ -169,7 +169,8 @@ class ForwardProcess:
             with CallRecorder(self.policy.denoiser, dry=True) as recorded:
                 self.policy._call(texts[rows], sources[rows.start], seeds[rows], count, scales, scheduler, call)
             extra = self.family.extra_input(recorded.first_input, scheduler.loop_shape)
-            conditions = recorded.conditions(len(texts[rows]), len(scheduler.levels) - 1, self.family.shared, extra)
+            family, count = self.family, len(scheduler.levels) - 1
+            conditions = recorded.conditions(len(texts[rows]), count, family.shared, family.turned, extra)
             members = torch.arange(len(texts[rows]), device=x0.device)
             pieces.append(Ragged([conditions], members * 0, members) if self.family.unpadded else conditions)
         x0 = self._sampled(x0, scheduler.shape[1:])
@@ -230,7 +231,8 @@ class ForwardProcess:
 
     def _frames(self, call: dict[str, Any], there: int) -> int:
         """Number of a video's frames that the pipeline's call makes."""
-        wanted = call.get("num_frames") or inspect.signature(self.pipeline.__call__).parameters["num_frames"].default
+        named = inspect.signature(self.pipeline.__call__).parameters
+        wanted = call.get("num_frames") or named[self.family.renamed.get("num_frames", "num_frames")].default
         if there < wanted:
             raise ConfigError(
                 f"a video to learn from has {there} frames, and {type(self.pipeline).__name__} makes {wanted}; a "

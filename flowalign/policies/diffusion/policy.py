@@ -383,7 +383,8 @@ class DiffusersPolicy(Policy[Rollout]):
             output = self._call(texts, source, seeds, steps, guidance, scheduler, call)
         self.forwards += 0 if dry else sum(recorded.rows)
         extra = self.family.extra_input(recorded.first_input, scheduler.loop_shape)
-        conditions = recorded.conditions(len(prompts), len(scheduler.levels) - 1, self.family.shared, extra)
+        family, count = self.family, len(scheduler.levels) - 1
+        conditions = recorded.conditions(len(prompts), count, family.shared, family.turned, extra)
         assert scheduler.recorder is not None
         trajectory = scheduler.recorder.trajectory()
         rows = torch.arange(len(prompts), device=trajectory.latents.device)
@@ -422,8 +423,9 @@ class DiffusersPolicy(Policy[Rollout]):
         if source is not None:
             pictures = opened(source, size)
             call = self.family.sources(*pictures, len(texts), call)
+        call = {self.family.renamed.get(name, name): value for name, value in call.items()}
         if len(guidance) == 2:
-            call = call | {"guidance_scale_2": guidance[1]}
+            call |= {"guidance_scale_2": guidance[1]}
         self.pipeline.scheduler = scheduler
         try:
             with self._autocast():
@@ -431,7 +433,8 @@ class DiffusersPolicy(Policy[Rollout]):
                     **embeds,
                     **self.family.arguments(guidance[0]),
                     num_inference_steps=steps,
-                    generator=generators(seeds),
+                    # which some that make one sample do not take in a list
+                    generator=generators(seeds)[0] if self.family.largest_batch == 1 else generators(seeds),
                     output_type="latent",
                     **call,
                 )

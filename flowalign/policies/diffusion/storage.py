@@ -74,10 +74,13 @@ def check_arguments(path: str | Path, names: Iterable[str], where: str) -> None:
     """Refuse arguments that the call of a pipeline's class does not take, before its weights are read."""
     name = load_config(path)["_class_name"]
     call = inspect.signature(getattr(diffusers, name).__call__).parameters if hasattr(diffusers, name) else None
+    if call is None:
+        return
+    family = family_of(name)
     # pictures that samples are made from are brought to the sides, also where the call takes none
-    sides = ("height", "width") if call is not None and family_of(name).images[1] else ()
+    sides = ("height", "width") if family.images[1] else ()
     for argument in names:
-        if call is not None and argument not in (*call, *sides):
+        if family.renamed.get(argument, argument) not in (*call, *sides):
             raise ConfigError(f"{where}.{argument}: {name} has no {argument}; leave it out")
 
 
@@ -91,7 +94,8 @@ def network_class(path: str | Path) -> type:
 def makes_videos(pipeline_class: str) -> bool:
     """Whether what a class of pipelines makes are videos."""
     pipeline = getattr(diffusers, pipeline_class, None)
-    return pipeline is not None and "num_frames" in inspect.signature(pipeline.__call__).parameters
+    named = () if pipeline is None else inspect.signature(pipeline.__call__).parameters
+    return "num_frames" in named or "frames" in named
 
 
 def load_config(path: str | Path) -> dict[str, Any]:

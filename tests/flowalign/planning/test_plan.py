@@ -43,6 +43,7 @@ BILLIONS = {
     "z_image": 6.15,
     "longcat_image": 6.27,  # its page says 6B
     "skyreels_v2_14b": 14.3,
+    "chrono_edit_14b": 16.4,
     "wan_1_3b": 1.42,
     "wan_14b": 14.3,
     "wan21_i2v_14b": 16.4,

@@ -46,7 +46,7 @@ def brightness(images: Sequence[Any], prompts: Sequence[str]) -> list[float]:
     return [float(np.asarray(image).mean() / 255) for image in images]
 
 
-@pytest.mark.parametrize("name", ["wan", "wan22_5b_i2v", "hunyuan_video15_i2v"])
+@pytest.mark.parametrize("name", ["wan", "wan22_5b_i2v", "hunyuan_video15_i2v", "sana_video"])
 def test_a_video_model_trains_and_the_gallery_shows_its_clips(name: str, tmp_path: Path) -> None:
     picture = tmp_path / "first.png"
     Image.new("RGB", (40, 20), "orange").save(picture)

@@ -55,6 +55,8 @@ class Family:
     """Beginnings of names of parts without an effect, and so without a gradient; -1 stands for the last block."""
     shared: ClassVar[tuple[str, ...]] = ()
     """tensor arguments of the denoiser without a batch axis"""
+    turned: ClassVar[tuple[str, ...]] = ()
+    """tensor arguments of the denoiser whose batch axis is the second one"""
     images: ClassVar[tuple[int, int]] = (0, 0)
     """fewest and most pictures that a sample is made from"""
     takes_mask: ClassVar[bool] = False
@@ -77,6 +79,8 @@ class Family:
     """Processes that each sample's tokens are divided over; padded texts are made to fit."""
     samples_sound: ClassVar[bool] = False
     """The network denoises a sound along with the pictures."""
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Arguments of a rollout's call that the pipeline's call has by other names."""
     tolerance: ClassVar[float] = 1e-4
     """Largest difference of a float32 replay from its rollout, over the largest velocity."""
     largest_batch: ClassVar[int | None] = None

@@ -1,13 +1,14 @@
 """Sana."""
 
 import inspect
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
-from diffusers import DiffusionPipeline
+from diffusers import AutoencoderKLWan, DiffusionPipeline
 from torch import Tensor
 
-from flowalign.policies.diffusion.families.base import ATTENTION, Encoded, MaskedEncoding
+from flowalign.policies.diffusion.families.base import ATTENTION, Encoded, MaskedEncoding, refuse
+from flowalign.policies.diffusion.families.latents import VideoVAE
 
 
 class Sana(MaskedEncoding):
@@ -42,3 +43,15 @@ class Sana(MaskedEncoding):
     def decode(self, pipeline: DiffusionPipeline, latents: Tensor) -> Tensor:
         latents = (latents / pipeline.vae.config.scaling_factor).to(pipeline.vae.dtype)
         return pipeline.vae.decode(latents, return_dict=False)[0]
+
+
+class SanaVideo(VideoVAE, Sana):
+    """Sana-Video (arXiv 2509.24695): Sana's text side and Wan's VAE, by steps of first order."""
+
+    name = "sana_video"
+    pipelines = ("SanaVideoPipeline",)
+    renamed: ClassVar[Mapping[str, str]] = {"num_frames": "frames"}
+
+    def check(self, pipeline: DiffusionPipeline) -> None:
+        if not isinstance(pipeline.vae, AutoencoderKLWan):
+            raise refuse(pipeline, f"its VAE is {type(pipeline.vae).__name__}, and AutoencoderKLWan works")

@@ -7,9 +7,13 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
+from flowalign.errors import ConfigError
 from flowalign.policies.diffusion.families.base import ATTENTION, Encoded, NetworkInput, option
 from flowalign.policies.diffusion.families.guidance import TrueGuidance
 from flowalign.policies.diffusion.families.latents import VideoVAE
+
+FRAMES = 5
+"""Frames of an edit by ChronoEdit."""
 
 
 class Wan(TrueGuidance, VideoVAE):
@@ -63,3 +67,37 @@ class WanImageToVideo(Wan):
         if self.replaces:
             return torch.cat([extra, latents[:, :, 1:]], 2)
         return super().network_input(latents, extra)
+
+
+class ChronoEdit(WanImageToVideo):
+    """ChronoEdit (arXiv 2510.04290): a picture edited as a video of five frames, of which the last is the edit.
+
+    Without the pipeline's temporal reasoning, whose frames it drops on the way.
+    """
+
+    name = "chrono_edit"
+    pipelines = ("ChronoEditPipeline",)
+    replaces = False
+    divides_tokens = False
+
+    def check(self, pipeline: DiffusionPipeline) -> None:
+        pass
+
+    def networks(self, pipeline: DiffusionPipeline) -> dict[str, Any]:
+        return {self.denoiser: pipeline.transformer}
+
+    def check_size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> None:
+        super().check_size(pipeline, call)
+        if call.get("num_frames", FRAMES) != FRAMES:
+            raise ConfigError(f"{type(pipeline).__name__} cannot make num_frames {call['num_frames']}; {FRAMES} works")
+
+
+class WanVACE(Wan):
+    """Wan VACE (arXiv 2503.07598) as text to video: its control is an empty video, without pictures of reference."""
+
+    name = "wan_vace"
+    pipelines = ("WanVACEPipeline",)
+    shared = ("control_hidden_states_scale",)
+    # its call takes one prompt
+    largest_batch = 1
+    divides_tokens = False

@@ -152,7 +152,8 @@ def plain(pipe: DiffusionPipeline, policy: DiffusersPolicy, tiny: Tiny, guidance
     everyone = list(range(len(PROMPTS)))
     # where it takes no sides, they are the picture's
     accepted = inspect.signature(pipe.__call__).parameters
-    call = {name: value for name, value in tiny.call.items() if name in accepted}
+    call = {policy.family.renamed.get(name, name): value for name, value in tiny.call.items()}
+    call = {name: value for name, value in call.items() if name in accepted}
     made = []
     # a call knows the pictures of one sample, and no negative prompt is not the same as an empty one
     for rows in [[i] for i in everyone] if tiny.sources or tiny.alone else [everyone[:2], everyone[2:]]:
@@ -166,9 +167,12 @@ def plain(pipe: DiffusionPipeline, policy: DiffusersPolicy, tiny: Tiny, guidance
         given = {}
         if tiny.sources:
             given = tiny.source_inputs(*opened(tiny.sources[rows[0]], (tiny.call["width"], tiny.call["height"])))
+        prompts, sources = [PROMPTS[i] for i in rows], [torch.Generator().manual_seed(SEEDS[i]) for i in rows]
+        if tiny.alone and "negative_prompt" in guided:
+            guided |= {"negative_prompt": texts[0]}
         made += pipe(
-            prompt=[PROMPTS[i] for i in rows],
-            generator=[torch.Generator().manual_seed(SEEDS[i]) for i in rows],
+            prompt=prompts[0] if tiny.alone else prompts,
+            generator=sources[0] if tiny.alone else sources,
             num_inference_steps=STEPS,
             output_type="pt",
             return_dict=False,

@@ -109,3 +109,22 @@ def test_an_adapter_saved_from_gathered_weights_is_the_adapter(name: str, tmp_pa
     own, other = (load_file(tmp_path / folder / "pytorch_lora_weights.safetensors") for folder in ("own", "gathered"))
     assert own.keys() == other.keys() and len(own) == len(trained)
     assert all(torch.equal(value, other[key]) for key, value in own.items())
+
+
+def test_hidreams_experts_have_the_gradients_of_its_training_mode() -> None:
+    """Which asks them in another way; outside of it diffusers' own has none."""
+    policy = DiffusersPolicy(build("hidream"), encode_options=PIPELINES["hidream"].encode)
+    layer = policy.denoiser.double_stream_blocks[0].block.ff_i
+    for parameter in layer.parameters():
+        parameter.requires_grad_()
+    x = torch.randn(2, 5, 16, requires_grad=True)
+    found = []
+    for training in (False, True):
+        out = layer.train(training)(x)
+        inputs = [x, layer.gate.weight, *layer.experts.parameters()]
+        found.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+    for own, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(own, theirs, atol=1e-5, rtol=1e-4)
+    assert all(own.any() for own in found[0])
+    with pytest.raises(ConfigError, match="of 16 x 8; 8 x 8 works"):
+        policy.family.check_size(policy.pipeline, {"height": 16, "width": 8})
