@@ -21,7 +21,7 @@ from PIL import Image
 
 from flowalign.algorithms.base import Experience
 from flowalign.algorithms.matching.online import OnlineMatching
-from flowalign.config import BaseConfig, Named, Weighted
+from flowalign.config import BaseConfig, Engine, Named, Weighted
 from flowalign.data import Prompts
 from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError, FlowalignError
@@ -162,7 +162,7 @@ def _quiet(config: BaseConfig, folder: str) -> BaseConfig:
     """The configuration for trials: its highest rate from the start, nothing evaluated, shown or saved."""
     quiet = config.model_copy(deep=True)
     quiet.output, quiet.name, quiet.trackers = folder, "probe", []
-    quiet.rollout.workers = None
+    quiet.rollout.workers, quiet.rollout.engine = None, Engine()
     quiet.evaluation.rewards, quiet.evaluation.panel = None, []
     training = quiet.training
     training.previews, training.checkpoint_every = 0, 0

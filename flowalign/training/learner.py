@@ -206,8 +206,7 @@ class Learner(Optimization):
         clip_range, worst = self.algorithm.clip_range, max(means.values())
         if clip_range is None or worst <= clip_range / 2 or "policy/mismatch" in self._warned:
             return
-        workers = self.config.rollout.workers
-        if workers is not None and workers.staleness:
+        if self.config.rollout.staleness:
             # earlier weights sampled, which the ratios correct
             return
         self._warned.add("policy/mismatch")

@@ -99,7 +99,7 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
                         f"algorithm.advantage: '{self.settings.advantage.name}' takes a mean off every step's reward, "
                         f"so that the bound in rewards.{i} no longer holds; process_returns works"
                     )
-        if config.rollout.engine == "vllm" and self.settings.off_policy is None:
+        if config.rollout.engine.name == "vllm" and self.settings.off_policy is None:
             raise ConfigError(
                 "rollout.engine: vllm's log-probabilities are not a forward pass's; "
                 "algorithm.off_policy={level: token} weighs the difference"
