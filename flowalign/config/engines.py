@@ -33,7 +33,12 @@ class Server(Section):
     timeout: float = Field(600, gt=0)
     """Seconds that a request may take."""
     retries: int = Field(3, ge=0)
-    """Further attempts of a request that fails, each at the next server."""
+    """Further attempts of a request that servers answer with an error of theirs, each at the next one."""
+    patience: float = Field(600, ge=0)
+    """Seconds to go on trying while no server answers."""
+    mismatch: float | None = Field(None, gt=0)
+    """Largest mean difference of log-probabilities from a replay's, as a share of the clip range, before the run ends;
+    null: any."""
 
     @field_validator("url", mode="before")
     @classmethod
