@@ -57,7 +57,7 @@ class Servers:
     ) -> None:
         self.where, self.timeout, self.retries, self.patience, self.load = where, timeout, retries, patience, load
         self.servers = [Server(url.rstrip("/")) for url in urls]
-        self.client = httpx2.Client(limits=httpx2.Limits(max_connections=None))
+        self.client = httpx2.Client(limits=httpx2.Limits(max_connections=None, keepalive_expiry=1.0))
         self.lost, self.failed = 0, 0
         """Servers lost, and answers that were errors, since the last `measured`."""
         self.sent, self.got = 0, 0

@@ -18,6 +18,8 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flowalign import registry
@@ -29,7 +31,7 @@ from flowalign.data import shipped
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.base import TRAINED
-from flowalign.policies.diffusion import Rollout
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.checks import replay_tolerance
 from flowalign.policies.diffusion.storage import described_by, load_config
 from flowalign.rollouts.checks import LOG_PROB
@@ -228,7 +230,7 @@ class SGLang:
         if not self.policy.lora:
             trained = whole(dict(self.policy.network.state_dict()), keep=True)
         if self.processes.accelerator.is_main_process:
-            write_folder(path, partial(self.policy.save, weights=trained))
+            write_folder(path, partial(write_weights, self.policy, trained))
             for old in sorted(self.folder.glob("weights-*"))[: -2 - self.settings.staleness]:
                 shutil.rmtree(old, ignore_errors=True)
         self.processes.accelerator.wait_for_everyone()
@@ -251,8 +253,8 @@ class SGLang:
         known = self.checksums.setdefault(folder.path.name, checksum)
         if known != checksum:
             raise FlowalignError(
-                f"rollout.engine: {url} has other weights after {folder.path.name} than before, or than another server: "
-                "all must serve one model in one format"
+                f"rollout.engine: {url} has other weights after {folder.path.name} than before, or than another "
+                "server: all must serve one model in one format"
             )
         if any(other == checksum for name, other in self.checksums.items() if name[15:] != folder.path.name[15:]):
             raise FlowalignError(f"rollout.engine: {url} ignores new weights: its checksum is that of earlier ones")
@@ -294,8 +296,8 @@ class SGLang:
         levels = eta[eta > 0].unique()
         if len(levels) > 1:
             raise FlowalignError(
-                f"rollout.plan: steps have the noise levels {', '.join(f'{level:g}' for level in levels.tolist()[:4])}, "
-                "and sglang has one for all; plan: {name: all} works"
+                f"rollout.plan: the noise levels of steps are {', '.join(f'{x:g}' for x in levels.tolist()[:4])}, and "
+                "sglang has one for all; plan: {name: all} works"
             )
         level = float(levels[0]) if len(levels) else 0.0
         asked = [self._asked(batch, row, start, eta[row], level, arguments) for row in range(len(batch))]
@@ -491,6 +493,21 @@ class SGLang:
     def close(self) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)
         self.servers.close()
+
+
+def write_weights(policy: DiffusersPolicy, weights: dict[str, Tensor], folder: Path) -> None:
+    """Write a LoRA, or the network, as sglang reads it: it looks for a LoRA's layers by their names in the network.
+
+    Args:
+        weights: what is trained, or the whole network.
+    """
+    policy.save(folder, weights)
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as lora:
+            metadata = lora.metadata()
+        prefix = f"{policy.family.denoiser}."
+        named = {name.removeprefix(prefix): value for name, value in load_file(file).items()}
+        save_file(named, file, metadata)
 
 
 def _hash(tensors: Mapping[str, Tensor]) -> str:

@@ -1,25 +1,26 @@
 """A server that speaks the protocol of sglang's diffusion engine 0.5.23 and samples with a policy of flowalign:
-`python protocol_server.py PORT [--noise FILE] [fault ...]`.
+`python protocol_server.py PORT`.
 
-Requests and answers have the names, shapes and formats of sglang's own classes, which `test_rollout_api.py` compares with
-fixtures made by them. As there, a sample's start noise and the noise of its steps come from one generator, unless a
-file says which seed the noise of its steps has: {"start seed": noise seed}, so that a run can be compared with one
-without a server.
+Requests and answers have the names, shapes and formats of sglang's own classes, which `test_rollout_api.py` compares
+with fixtures made by them. As there, a sample's start noise and the noise of its steps come from one generator, unless
+it is told which seed the noise of its steps has, so that a run can be compared with one without a server. `POST /be`
+with the fields of `Settings` makes it so, or faulty.
 """
 
-import argparse
 import hashlib
 import json
 import os
-import random
+import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import torch
 import uvicorn
-from safetensors.torch import save
+from peft import set_peft_model_state_dict
+from safetensors.torch import load_file, save
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -27,6 +28,7 @@ from starlette.routing import Route
 from torch import Tensor
 
 from flowalign.data import shipped
+from flowalign.policies.base import TRAINED
 from flowalign.policies.diffusion import DiffusersPolicy
 from samplers import KERNELS, Recorder
 from samplers.noise import generators
@@ -34,40 +36,54 @@ from samplers.noise import generators
 OWN = {("sde", False): "flow_sde", ("cps", False): "cps", ("cps", True): "cps_published", ("ode", True): "ode"}
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("port", type=int)
-    parser.add_argument("--model", default="tiny_sd3")
-    parser.add_argument("--noise", type=Path)
-    parser.add_argument("--die-after", type=int, help="requests after which the process is gone, once")
-    parser.add_argument("--died", type=Path, help="file that says that it was")
-    parser.add_argument("--fail", type=float, default=0.0, help="share of requests that end with status 500")
-    parser.add_argument("--ignore", default="", help="key of the request, or 'lora', that has no effect")
-    parser.add_argument("--pipeline", default="", help="name of another pipeline")
-    parser.add_argument("--size", type=int, help="height and width of pictures, whatever is asked for")
-    return parser.parse_args()
+IGNORED = {"seed": 42, "prompt": "a cat", "guidance_scale": 1.0, "rollout_noise_level": 0.3}
+"""What an engine does that ignores a key; others are as if left out."""
+
+
+@dataclass
+class Settings:
+    noise: dict[str, int] | None = None
+    """Seeds of the step noise by those of the start noise."""
+    die: int = 0
+    """Requests after which the process is gone."""
+    fail_every: int = 0
+    """Every so many requests one ends with status 500."""
+    ignore: str = ""
+    """Key of the request that has no effect; or `lora`."""
+    pipeline: str = ""
+    """Name of another pipeline."""
+    size: int = 0
+    """Height and width of pictures, whatever is asked for."""
 
 
 class Engine:
-    def __init__(self, settings: argparse.Namespace) -> None:
-        self.settings = settings
+    def __init__(self) -> None:
         self.policy = DiffusersPolicy.from_pretrained(
-            shipped(settings.model), "float32", encode_options={"max_sequence_length": 0}
+            shipped("tiny_sd3"), "float32", encode_options={"max_sequence_length": 0}
         )
-        self.noise = json.loads(settings.noise.read_text()) if settings.noise else None
+        self.settings = Settings()
         self.lora: str | None = None
         self.lock, self.requests, self.asleep = threading.Lock(), 0, False
-        self.random = random.Random(0)
+
+    def be(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.settings, self.requests = Settings(**body), 0
+        return {}
 
     def models(self, _: Request) -> Response:
         name = self.settings.pipeline or type(self.policy.pipeline).__name__
-        card = {"id": self.settings.model, "object": "model", "pipeline_name": name, "pipeline_class": name}
+        card = {"id": "tiny_sd3", "object": "model", "pipeline_name": name, "pipeline_class": name}
         return JSONResponse({"object": "list", "data": [card]})
 
-    def put(self, path: str) -> None:
-        """As sglang does, read a LoRA only where the path is another."""
+    def put(self, path: str, alpha: int) -> None:
+        """As sglang does, read a LoRA only where the path is another, by the names of layers in the network."""
         if path != self.lora and self.settings.ignore != "lora":
-            self.policy.load(path)
+            [file] = Path(path).glob("*.safetensors")
+            tensors = load_file(file)
+            if not self.policy.lora:
+                rank = next(len(value) for name, value in tensors.items() if name.endswith("lora_A.weight"))
+                self.policy.add_lora(rank, alpha)
+            refused = set_peft_model_state_dict(self.policy.network, tensors, TRAINED).unexpected_keys
+            assert not refused and len(tensors) == len(self.policy.trainable())
         self.lora = path
 
     def checksum(self) -> dict[str, str]:
@@ -78,17 +94,17 @@ class Engine:
 
     def generate(self, body: dict[str, Any]) -> Response:
         self.requests += 1
-        if self.requests == self.settings.die_after and not self.settings.died.exists():
-            self.settings.died.touch()
+        if self.requests == self.settings.die:
             os._exit(9)
         if self.asleep:
             return JSONResponse({"detail": "Generation failed: the engine sleeps"}, 500)
-        if self.random.random() < self.settings.fail:
+        if self.settings.fail_every and self.requests % self.settings.fail_every == 0:
             return JSONResponse({"detail": "Generation failed: as asked for"}, 500)
-        if self.settings.ignore in body:
-            defaults = {"seed": 42, "guidance_scale": 1.0, "rollout_noise_level": 0.7, "num_inference_steps": 8}
-            body[self.settings.ignore] = defaults.get(self.settings.ignore)
-        return Response(msgpack.packb([self.answer(body)]), media_type="application/msgpack")
+        asked, ignored = dict(body), self.settings.ignore
+        if ignored in body:
+            body[ignored] = IGNORED.get(ignored)
+        answer = self.answer(body) | {name: asked[name] for name in ("prompt", "seed")}
+        return Response(msgpack.packb([answer]), media_type="application/msgpack")
 
     @torch.no_grad()
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -110,10 +126,10 @@ class Engine:
         eta[noisy] = 0.0 if body["rollout_sde_type"] == "ode" else body["rollout_noise_level"]
         first, sigmas = stay.trajectory.latents[:, 0], stay.trajectory.sigmas
         recorder = Recorder(first, sigmas, kernel, eta, [seed])
-        if self.noise is None:
+        if self.settings.noise is None:
             torch.randn(first.shape, generator=recorder.sources[0])
         else:
-            recorder.sources = generators([self.noise[str(seed)]])
+            recorder.sources = generators([self.settings.noise[str(seed)]])
         rows = torch.arange(1)
         for step in range(steps):
             recorder.step(self.policy.velocity(stay, rows, rows + step, recorder.x))
@@ -160,7 +176,7 @@ def application(engine: Engine) -> Starlette:
         return endpoint
 
     def set_lora(body: dict[str, Any]) -> dict[str, str]:
-        engine.put(body["lora_path"])
+        engine.put(body["lora_path"], body["lora_alpha"])
         return {"status": "ok", "message": "Successfully set LoRA adapter(s)"}
 
     def list_loras(_: Any) -> dict[str, Any]:
@@ -176,6 +192,7 @@ def application(engine: Engine) -> Starlette:
 
     return Starlette(
         routes=[
+            Route("/be", answering(engine.be), methods=["POST"]),
             Route("/health", answering(lambda _: {"status": "ok"})),
             Route("/v1/models", engine.models),
             Route("/v1/set_lora", answering(set_lora), methods=["POST"]),
@@ -189,6 +206,5 @@ def application(engine: Engine) -> Starlette:
 
 
 if __name__ == "__main__":
-    settings = arguments()
     torch.set_num_threads(1)
-    uvicorn.run(application(Engine(settings)), host="127.0.0.1", port=settings.port, log_level="error")
+    uvicorn.run(application(Engine()), host="127.0.0.1", port=int(sys.argv[1]), log_level="error")
