@@ -12,9 +12,16 @@ HERE = "trainside"
 """Name of the engine that is the process which learns."""
 ENGINES: dict[str, dict[str, str | None]] = {
     "pictures": {HERE: None, "workers": None, "sglang": "flowalign.training.engines.sglang:SGLang"},
-    "text": {HERE: None, "workers": None, "vllm": None},
+    "text": {
+        HERE: None,
+        "workers": None,
+        "vllm": "flowalign.training.engines.vllm_texts:VLLM",
+        "sglang": "flowalign.training.engines.sglang_texts:SGLangTexts",
+    },
 }
 """Engines by the kind of model: the class of a server; None of those that sample in flowalign's processes."""
+INSIDE = "vllm"
+"""Name of the engine that is a server where it has a url, and otherwise samples in flowalign's processes."""
 
 
 def check_name(name: str, kind: str) -> None:

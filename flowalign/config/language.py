@@ -60,8 +60,8 @@ class TextConfig(BaseConfig):
             if self.model.images:
                 raise ConfigError("environment: turns are taken with texts alone; model.images=false works")
             if self.rollout.engine.name != HERE:
-                raise ConfigError("environment: turns are sampled by transformers; rollout.engine=transformers works")
-        if self.rollout.engine.name == "vllm":
+                raise ConfigError("environment: turns are sampled by transformers; rollout.engine=trainside works")
+        if self.rollout.engine.inside:
             if self.model.images:
                 raise ConfigError("rollout.engine: vllm is given texts alone; transformers works with model.images")
             from flowalign.policies.language.vllm import require_vllm

@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from flowalign import registry
-from flowalign.config.engines import ENGINES, HERE, Server, check_name
+from flowalign.config.engines import ENGINES, HERE, INSIDE, Server, check_name
 from flowalign.config.workers import RolloutWorkers
 from flowalign.data import Difficulty, PromptList, Prompts
 from flowalign.data.selection.settings import DynamicSampling, ReplaySettings
@@ -97,6 +97,11 @@ class Engine(Named):
         # the library that samples texts in the process that learns
         return {**value, "name": HERE} if isinstance(value, dict) and value.get("name") == "transformers" else value
 
+    @property
+    def inside(self) -> bool:
+        """Is it a library that samples in flowalign's processes, in the place of transformers?"""
+        return self.name == INSIDE and not self.settings
+
     def served(self, kind: str) -> tuple[Any, Server] | None:
         """The class of an engine that is a server, and its settings; None where flowalign's processes sample.
 
@@ -105,7 +110,7 @@ class Engine(Named):
         """
         check_name(self.name, kind)
         path = ENGINES[kind][self.name]
-        if path is None:
+        if path is None or self.inside:
             return None
         engine = registry.imported(path)
         return engine, parse(engine.Settings, self.settings, "rollout.engine")
@@ -273,8 +278,8 @@ class Rollouts(SamplingSettings):
     overlap: int = Field(1, ge=1)
     """Number of parts that an iteration is sampled in: one part is scored while the next one is sampled."""
     engine: Engine = Engine()
-    """What samples: trainside, the processes that learn themselves; workers, separate processes on Ray; a server
-    (sglang) with its `url`; for texts also vllm, in those processes."""
+    """Engine that samples: trainside, the processes that learn themselves; workers, separate processes on Ray; a server
+    with its `url`, sglang or for texts also vllm; vllm without a url, in those processes."""
     workers: RolloutWorkers | None = None
     """Separate processes that sample, the same as `engine: {name: workers, ...}`."""
     search: RolloutSearch | None = None
