@@ -82,7 +82,7 @@ GIVEN = "python:"
 def names(table: str) -> dict[str, Any]:
     """The names of a table, each with its path or with what it stands for."""
     source = TABLES[table]
-    return _imported(source) if ":" in source else _in_folder(source)
+    return imported(source) if ":" in source else _in_folder(source)
 
 
 NAMED_CLASS = re.compile(r'^(?:class (\w+)|def |@)|^    name = "(\w+)"', re.MULTILINE)
@@ -107,7 +107,8 @@ def _in_folder(package: str) -> dict[str, str]:
     return found
 
 
-def _imported(path: str) -> Any:
+def imported(path: str) -> Any:
+    """What a dotted path ('package.module:name') stands for."""
     module, _, attribute = path.rpartition(":" if ":" in path else ".")
     return getattr(importlib.import_module(module), attribute)
 
@@ -148,7 +149,7 @@ def resolve(table: str, name: str, where: str = "") -> Any:
     if _doubted and re.split(r"[.:]", found)[0] not in OURS:
         raise ConfigError(f"{place}{_doubted[-1]} names the code '{name}', which would run here; --trust allows it")
     try:
-        return _imported(found)
+        return imported(found)
     except (Exception, SystemExit) as error:  # a module runs whatever its author wrote
         raise ConfigError(f"{place}{kind} '{name}' cannot be imported: {_reason(error)}") from error
 

@@ -72,14 +72,15 @@ ELSEWHERE = re.compile(
     r"Qwen|black-forest-labs|configs/(sd3|flux|qwen_vl)/(?!\S+ --dry-run$)|tiny_sd3/{|--serve"
     r"|^demo|^plan|text_better|runs/sd3-|(gallery|train) runs/round|gallery runs/strengths|mine\.txt|my_run\.yaml"
     r"|^train sd(15|3)/|^bench (?!tiny_sd3|runs/tiny)"
-    r"|runs/(pairs|guided|heldout|started|sifted|listening|direct|few-)|rollout\.workers|\.yaml \S*think|tiny_vlm/judge"
-    r"|name=example-|runs/example-|^(power|probe|forecast|strength|soup|rewards|judge|verify-rollout|prompts audit) "
+    r"|runs/(pairs|guided|heldout|started|sifted|listening|direct|few-)|rollout\.(workers|engine)"
+    r"|\.yaml \S*think|tiny_vlm/judge|name=example-|runs/example-"
+    r"|^(power|probe|forecast|strength|soup|rewards|judge|verify-rollout|prompts audit) "
     r"|^league (?!\S*flow_grpo.yaml \S*(g2rpo|single_step).yaml --(budget|world))"
 )
-"""large models and their plans (tools/test_plan.py), servers, rollout workers (training/test_workers.py), the demos
-(cli/test_demo*.py), instruments (cli/test_power.py and others) and their example (test_worked_example.py), files of the
-reader, what hours of training make, and leagues but for one of each kind: their recipes run dry
-(planning/test_dry_run.py)"""
+"""large models and their plans (tools/test_plan.py), servers (training/engines), rollout workers
+(training/test_workers.py), the demos (cli/test_demo*.py), instruments (cli/test_power.py and others) and their example
+(test_worked_example.py), files of the reader, what hours of training make, and leagues but for one of each kind: their
+recipes run dry (planning/test_dry_run.py)"""
 
 
 def blocks(page: Path, *languages: str) -> list[str]:

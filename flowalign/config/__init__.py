@@ -6,6 +6,7 @@ from flowalign.config.loader import kind_of, load, recipe
 from flowalign.config.sections import (
     BaseConfig,
     Data,
+    Engine,
     Named,
     Optimizer,
     Training,
@@ -21,6 +22,7 @@ __all__ = [
     "TrainingBudget",
     "Config",
     "Data",
+    "Engine",
     "Evaluation",
     "Lora",
     "Model",

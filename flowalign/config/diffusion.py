@@ -215,7 +215,6 @@ class Config(BaseConfig):
         """Refuse rollouts that a file cannot describe."""
         from samplers import KERNELS
 
-        workers = self.rollout.workers
         missing = {
             f"'{self.algorithm.name}' learns from states that no whole trajectory leads to": (
                 "whole" not in algorithm.combines or getattr(algorithm.settings, "flash", None) is not None
@@ -226,7 +225,7 @@ class Config(BaseConfig):
             "a search finds the samples (rollout.search)": self.rollout.search is not None,
             "text encoders are trained (model.text_lora)": self.model.text_lora is not None,
             "groups of other weights stand in (data.replay)": self.data.replay is not None,
-            "workers sample with earlier weights (rollout.workers.staleness)": bool(workers and workers.staleness),
+            "earlier weights sample (staleness)": bool(self.rollout.staleness),
         }
         why = next((why for why, is_missing in missing.items() if is_missing), None)
         if why is not None:

@@ -1,10 +1,11 @@
 """The configuration of a run that trains a language model: `model.kind` is 'text'."""
 
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
 from flowalign import registry
+from flowalign.config.engines import HERE
 from flowalign.config.method import Method
 from flowalign.config.sections import BaseConfig, Heldout, Named, Rollouts
 from flowalign.errors import ConfigError
@@ -12,8 +13,6 @@ from flowalign.policies.settings import TextModel, TextSampling
 
 
 class TextRollouts(TextSampling, Rollouts):
-    engine: Literal["transformers", "vllm"] = "transformers"
-    """Engine that samples: the model's generate, or vLLM (extra `vllm`; with algorithm.off_policy; never run here)."""
     engine_memory: float = Field(0.3, gt=0, lt=1)
     """Share of the GPU's memory for vLLM."""
 
@@ -61,9 +60,9 @@ class TextConfig(BaseConfig):
             registry.check("environments", self.environment.name, self.environment.settings, "environment")
             if self.model.images:
                 raise ConfigError("environment: turns are taken with texts alone; model.images=false works")
-            if self.rollout.engine == "vllm":
-                raise ConfigError("environment: turns are sampled by transformers; rollout.engine=transformers works")
-        if self.rollout.engine == "vllm":
+            if self.rollout.engine.name != HERE:
+                raise ConfigError("environment: turns are sampled by transformers; rollout.engine=trainside works")
+        if self.rollout.engine.inside:
             if self.model.images:
                 raise ConfigError("rollout.engine: vllm is given texts alone; transformers works with model.images")
             from flowalign.policies.language.vllm import require_vllm

@@ -3,12 +3,13 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from flowalign import registry
+from flowalign.config.engines import ENGINES, HERE, INSIDE, Server, check_name
 from flowalign.config.method import Method
 from flowalign.config.workers import RolloutWorkers
 from flowalign.data import Difficulty, PromptList, Prompts
@@ -83,6 +84,37 @@ class Named(BaseModel):
     def part(self, table: str, where: str) -> Any:
         """The named function of the core, with its settings checked and bound."""
         return registry.part(table, self.name, self.settings, where)
+
+
+class Engine(Named):
+    """What samples an iteration; further keys are its settings (docs/engines.md)."""
+
+    name: str = HERE
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_its_name(cls, value: Any) -> Any:
+        value = {"name": value} if isinstance(value, str) else value
+        # the library that samples texts in the process that learns
+        return {**value, "name": HERE} if isinstance(value, dict) and value.get("name") == "transformers" else value
+
+    @property
+    def inside(self) -> bool:
+        """Is it a library that samples in flowalign's processes, in the place of transformers?"""
+        return self.name == INSIDE and not self.settings
+
+    def served(self, kind: str) -> tuple[Any, Server] | None:
+        """The class of an engine that is a server, and its settings; None where flowalign's processes sample.
+
+        Args:
+            kind: kind of the model.
+        """
+        check_name(self.name, kind)
+        path = ENGINES[kind][self.name]
+        if path is None or self.inside:
+            return None
+        engine = registry.imported(path)
+        return engine, parse(engine.Settings, self.settings, "rollout.engine")
 
 
 class RolloutSearch(Named):
@@ -253,10 +285,25 @@ class Rollouts(SamplingSettings):
     own); default the algorithm's choice."""
     overlap: int = Field(1, ge=1)
     """Number of parts that an iteration is sampled in: one part is scored while the next one is sampled."""
+    engine: Engine = Engine()
+    """Engine that samples: trainside, the processes that learn themselves; workers, separate processes on Ray; a server
+    with its `url`, sglang or for texts also vllm; vllm without a url, in those processes."""
     workers: RolloutWorkers | None = None
-    """Separate processes that sample; default: the training processes sample themselves."""
+    """Separate processes that sample, the same as `engine: {name: workers, ...}`."""
     search: RolloutSearch | None = None
     """Search that finds each sample to learn from, for the reward that is trained; default plain sampling."""
+
+    @model_validator(mode="after")
+    def _workers_are_an_engine(self) -> Self:
+        if self.engine.name == "workers":
+            self.workers, self.engine = parse(RolloutWorkers, self.engine.settings, "rollout.engine"), Engine()
+        return self
+
+    @property
+    def staleness(self) -> int:
+        """Iterations that are sampled ahead."""
+        ahead = self.engine.settings.get("staleness", 0) if self.workers is None else self.workers.staleness
+        return int(ahead)
 
 
 class BaseConfig(Section):
@@ -335,8 +382,16 @@ class BaseConfig(Section):
             )
         self._check_weights(self.rollout.weights, "rollout", algorithm)
         self._check_weights(evaluation.weights, "evaluation", algorithm)
+        served = self.rollout.engine.served(self.model.kind)
+        if served is not None:
+            served[1].check(self, algorithm, processes)
         if self.rollout.workers is not None:
             self.rollout.workers.check(self, algorithm, groups, processes)
+            if served is not None:
+                raise ConfigError(
+                    f"rollout.workers: '{self.rollout.engine.name}' at {', '.join(served[1].url)} samples already; "
+                    "one of the two works"
+                )
         self._check_names()
         self._check_sizes(self.data.kept(algorithm.read(self.data)))
         self._check_evaluation()

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
+from flowalign.config.engines import check_staleness
 from flowalign.config.method import Method
 from flowalign.errors import ConfigError
 from flowalign.settings import Section
@@ -54,24 +55,4 @@ class RolloutWorkers(Section):
                 "RAY_ADDRESS=host:port, as scripts/slurm_ray.sh does"
             )
         if self.staleness:
-            self._check_staleness(config, algorithm)
-
-    def _check_staleness(self, config: Any, algorithm: Method) -> None:
-        if "ratios" not in algorithm.combines:
-            raise ConfigError(
-                f"rollout.workers.staleness: '{config.algorithm.name}' has no ratios to earlier weights, by which "
-                "samples of theirs would be corrected; 0 works, or flow_grpo and, for texts, grpo"
-            )
-        replayed = config.training.old_log_prob == "replayed"
-        replayed |= config.training.old_log_prob is None and algorithm.replays_old(config)
-        if replayed and getattr(algorithm.settings, "off_policy", None) is None:
-            raise ConfigError(
-                "training.old_log_prob: ratios to a replay by the current weights would leave out that earlier ones "
-                "sampled; sampled works, or algorithm.off_policy={level: token}"
-            )
-        for key in ("dynamic_sampling", "replay"):
-            if getattr(config.data, key) is not None:
-                raise ConfigError(
-                    f"data.{key}: chooses groups by what the current weights make of them, and workers sample ahead; "
-                    "rollout.workers.staleness: 0 works"
-                )
+            check_staleness("rollout.workers", config, algorithm)

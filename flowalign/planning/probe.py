@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from flowalign.algorithms.matching.online import OnlineMatching
-from flowalign.config import BaseConfig
+from flowalign.config import BaseConfig, Engine
 from flowalign.errors import ConfigError
 from flowalign.evaluation.gradient_noise import gradient_noise, step_gain
 from flowalign.evaluation.reward_noise import reward_noise
@@ -140,7 +140,7 @@ def _quiet(config: BaseConfig, folder: str) -> BaseConfig:
     """The configuration for trials: its highest rate from the start, nothing evaluated, shown or saved."""
     quiet = config.model_copy(deep=True)
     quiet.output, quiet.name, quiet.trackers = folder, "probe", []
-    quiet.rollout.workers = None
+    quiet.rollout.workers, quiet.rollout.engine = None, Engine()
     quiet.evaluation.rewards, quiet.evaluation.panel = None, []
     training = quiet.training
     training.previews, training.checkpoint_every = 0, 0

@@ -19,6 +19,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from flowalign.algorithms.policy_gradient import PolicyGradient
 from flowalign.config import TextConfig
+from flowalign.config.engines import HERE
 from flowalign.errors import ConfigError
 from flowalign.planning.dry_run import at_hand, small_config, small_language_model
 from flowalign.planning.fake_device import DEVICE, FakeDevice
@@ -108,8 +109,10 @@ def plan_text(config: TextConfig, gpu: str, gpus: int, price: float | None) -> R
         raise ConfigError("model.images: what pictures in prompts take is not counted; plan is of texts alone")
     if config.environment is not None:
         raise ConfigError("environment: how long its answers are is not known; plan is of texts without turns")
-    if config.rollout.engine != "transformers":
-        raise ConfigError("rollout.engine: what vllm takes is not counted; plan with rollout.engine=transformers")
+    if config.rollout.engine.name != HERE:
+        raise ConfigError(
+            "rollout.engine: what another engine takes is not counted; plan with rollout.engine=transformers"
+        )
     if "teacher" in config.algorithm.settings:
         raise ConfigError("algorithm.teacher: what a second model takes is not counted; plan is of methods without")
     passes, costs = count(config, gpus), measure(config)

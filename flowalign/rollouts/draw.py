@@ -13,7 +13,7 @@ from rewards import Scores
 class Workers(Protocol):
     """Other processes that sample with the algorithm of the run, from given weights."""
 
-    def begin(self, parts: Sequence[Batch]) -> list[Any]:
+    def begin(self, parts: Sequence[Batch]) -> Sequence[Any]:
         """Begin to sample these parts; return a task for each."""
 
 
@@ -46,7 +46,7 @@ class Draw:
     def _shared(self, batch: Batch) -> list[tuple[Batch, Any]]:
         """The parts of a batch, each with the task of the worker that has begun to sample it."""
         parts = batch.split(min(self.parts, len(set(batch.group))))
-        tasks = [None] * len(parts) if self.workers is None else self.workers.begin(parts)
+        tasks: Sequence[Any] = [None] * len(parts) if self.workers is None else self.workers.begin(parts)
         return list(zip(parts, tasks, strict=True))
 
     def _split(self, batch: Batch) -> Iterator[tuple[Batch, Any]]:

@@ -36,7 +36,7 @@ class LanguageSampler(Sampler):
     def rollout(self, batch: Batch) -> TextRollout:
         """Sample a completion for every sample of the batch."""
         arguments = self.config.rollout.arguments()
-        if self.config.rollout.engine == "transformers":
+        if not self.config.rollout.engine.inside:
             return self.policy.sample(batch.prompts, batch.noise_seeds, metadata=batch.metadata, **arguments)
         if self._engine is None:
             path = str(shipped(self.config.model.path))

@@ -21,6 +21,7 @@ from flowalign.data.sizes import rows_by_size
 from flowalign.errors import ConfigError
 from flowalign.policies.base import Policy
 from flowalign.rollouts.draw import parts_of
+from flowalign.rollouts.engine import Engine, Trainside
 from flowalign.rollouts.groups import Groups
 from flowalign.rollouts.pictures import DiffusionSampler
 from flowalign.rollouts.processes import Processes
@@ -69,10 +70,10 @@ class Components:
     sampler: Sampler
     groups: Groups
     learner: Learner
-    fleet: Fleet | None
-    """Rollout workers of this process."""
-    ahead: Ahead | None
-    """Draws of the iterations that the workers have begun."""
+    engine: Engine
+    """What samples for this process."""
+    ahead: Ahead
+    """Draws of the iterations that the engine has begun."""
 
 
 def assemble(
@@ -110,6 +111,7 @@ def assemble(
             sampler.search = SearchSampler(config.rollout.search, sampler, scorer)
     without_context_parallel = share_tokens(policy, processes)
     groups = _groups(config, algorithm, sampler, scorer, processes)
+    engine = _engine(fleet, algorithm, sampler, processes, folder)
     policy.expect(groups.coming)
     learner = Learner(config, algorithm, policy, processes, sharding, without_context_parallel)
     return Components(
@@ -125,8 +127,8 @@ def assemble(
         sampler=sampler,
         groups=groups,
         learner=learner,
-        fleet=fleet,
-        ahead=_ahead(fleet, policy, groups, config),
+        engine=engine,
+        ahead=Ahead(engine, groups, config.rollout.staleness, config.training.iterations),
     )
 
 
@@ -169,12 +171,17 @@ def _groups(config: BaseConfig, algorithm: Algorithm, sampler: Sampler, scorer: 
     return Groups(prompts, selection, sampler, scorer, processes, algorithm.branches(config))
 
 
-def _ahead(fleet: Fleet | None, policy: Policy, groups: Groups, config: BaseConfig) -> Ahead | None:
-    workers = config.rollout.workers
-    if fleet is None or workers is None:
-        return None
-    fleet.policy = policy
-    return Ahead(fleet, groups, workers.staleness, config.training.iterations)
+def _engine(fleet: Fleet | None, algorithm: Algorithm, sampler: Sampler, processes: Processes, folder: Path) -> Engine:
+    """What samples for this process: the workers that were started, servers, or the process itself."""
+    if fleet is not None:
+        fleet.policy = sampler.policy
+        return fleet
+    served = sampler.config.rollout.engine.served(sampler.config.model.kind)
+    if served is None:
+        return Trainside(algorithm, sampler)
+    kind, settings = served
+    engine: Engine = kind(settings, algorithm, sampler, processes, folder)
+    return engine
 
 
 def _resumed(

@@ -15,6 +15,7 @@ from flowalign.algorithms.base import Algorithm, Experience
 from flowalign.algorithms.policy_gradient import PolicyGradient
 from flowalign.config.sections import BaseConfig, Subsample
 from flowalign.core.subsampling import inclusion, subsample
+from flowalign.errors import FlowalignError
 from flowalign.policies.base import Policy
 from flowalign.policies.settings import Role, Snapshot
 from flowalign.policies.snapshots import Snapshots
@@ -197,8 +198,25 @@ class Learner(Optimization):
             return {}
         if not keep:
             self._warn_if_coarse(means)
+        self._check_engine(means)
         steps = {f"policy/mismatch/{k}": mean for k, mean in means.items()} if len(totals) > 1 else {}
         return {"policy/mismatch": sum(totals) / sum(counts)} | steps
+
+    def _check_engine(self, means: Mapping[int, float]) -> None:
+        """Refuse to learn from servers whose log-probabilities are far from a replay's by the weights that sampled."""
+        assert isinstance(self.algorithm, PolicyGradient)
+        served, clip_range = self.config.rollout.engine.served(self.config.model.kind), self.algorithm.clip_range
+        limit = None if served is None else served[1].mismatch
+        other_weights = self.config.rollout.staleness or self.sampling_weights != "policy"
+        if served is None or limit is None or clip_range is None or other_weights:
+            return
+        step = max(means, key=lambda k: means[k])
+        if not means[step] <= limit * clip_range:
+            raise FlowalignError(
+                f"log-probability: those of {self.config.rollout.engine.name} are {means[step]:.2g} from the replay's "
+                f"on average at step {step}, {means[step] / clip_range:.2g} times the clip range of {clip_range:g}; "
+                "what helps: the engine's network in model.dtype or float32, or a larger rollout.engine.mismatch"
+            )
 
     def _warn_if_coarse(self, means: Mapping[int, float]) -> None:
         """Warn once if rounding alone brings ratios near the clip range."""
@@ -206,8 +224,7 @@ class Learner(Optimization):
         clip_range, worst = self.algorithm.clip_range, max(means.values())
         if clip_range is None or worst <= clip_range / 2 or "policy/mismatch" in self._warned:
             return
-        workers = self.config.rollout.workers
-        if workers is not None and workers.staleness:
+        if self.config.rollout.staleness:
             # earlier weights sampled, which the ratios correct
             return
         self._warned.add("policy/mismatch")

@@ -53,9 +53,8 @@ class Saving:
         tensors |= adapted | replayed
         state: dict[str, Any] = {"iteration": iteration, "seconds": self.spent.seconds, "groups": groups} | learned
         state["actor"] = self.spent.counts() | components.sampler.state() | algorithm_state
-        if components.ahead is not None:
-            sampling, state["ahead"] = components.ahead.state()
-            tensors |= sampling
+        sampling, state["ahead"] = components.ahead.state()
+        tensors |= sampling
         state["config"] = components.config.model_dump(mode="json")
         weights = self.learner.full_state_dict() if self.policy.lora else None
         if self.main:
@@ -79,8 +78,7 @@ class Saving:
             components.sampler.load_state(state["actor"])
             components.algorithm.load_state(tensors, state["actor"], components.processes.device)
             components.groups.load_state(tensors, state["groups"])
-            if components.ahead is not None:
-                components.ahead.load_state(tensors, state.get("ahead", []))
+            components.ahead.load_state(tensors, state.get("ahead", []))
         changes = changed(state["config"], components.config)
         if changes and self.main:
             logger.warning("%s goes on with other settings: %s", checkpoint, "; ".join(changes))

@@ -97,8 +97,7 @@ class Supervision:
             ) from error
         finally:
             self._folder = None
-            if self.components.fleet is not None:
-                self.components.fleet.close()
+            self.components.engine.close()
 
     @contextmanager
     def _among_others(self) -> Iterator[None]:

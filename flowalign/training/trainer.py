@@ -12,6 +12,7 @@ from flowalign.evaluation.scores import Evaluated
 from flowalign.policies.base import Policy
 from flowalign.rollouts.audit import audit
 from flowalign.rollouts.draw import Draw
+from flowalign.rollouts.engine import Here
 from flowalign.rollouts.saved import SavedRollouts
 from flowalign.runs.metrics import MetricsFile
 from flowalign.runs.result import Result
@@ -57,7 +58,7 @@ class Trainer:
         self.groups = components.groups
         self.prompts, self.selection = self.groups.prompts, self.groups.selection
         self.sampler, self.scorer = components.sampler, components.scorer
-        self.fleet, self.ahead = components.fleet, components.ahead
+        self.engine, self.ahead = components.engine, components.ahead
         self.main = self.accelerator.is_main_process
         self.bar = Bar(self.config, self.processes.rows, silent=not (progress and self.main))
         self.evaluator = Evaluator(self.algorithm, self.sampler, self.scorer, self.learner, self.folder)
@@ -145,9 +146,7 @@ class Trainer:
         begin = time.perf_counter()
         metrics = experience.metrics | self.learner.learn(experience, self.iteration, progress)
         metrics["seconds/update"] = time.perf_counter() - begin
-        if self.fleet is not None:
-            metrics |= self.fleet.measured()
-        return metrics | self.spent.counts() | self.scorer.judged()
+        return metrics | self.engine.measured() | self.spent.counts() | self.scorer.judged()
 
     def experience(self) -> Experience:
         """Sample and score the groups of this iteration, and record them; the weights stay as they are."""
@@ -165,11 +164,8 @@ class Trainer:
         with Scoring(threaded=groups.parts > 1) as scoring:
             for part, task in groups:
                 self.bar.phase("sampling")
-                if task is None or self.fleet is None:
-                    rollout, batch = algorithm.rollout(sampler, part)
-                    finished = algorithm.decode(sampler, rollout)
-                else:
-                    rollout, batch, finished, _ = self.fleet.result(task)
+                task = task or Here(algorithm=algorithm, sampler=sampler, part=part)
+                rollout, batch, finished = task.result()
                 self.bar.phase("scoring")
                 scored = None if finished is None else scoring.submit(algorithm.score, scorer, finished, batch)
                 groups.put(rollout, batch, scored)
@@ -198,9 +194,7 @@ class Trainer:
         self.bar.phase(phase)
 
     def _groups(self, progress: float) -> Draw:
-        """The groups of this iteration; if there are workers, they have begun to sample them."""
-        if self.ahead is None:
-            return self.groups.draw(self.iteration)
+        """The groups of this iteration, which the engine has begun to sample."""
         state = {"progress": progress, "updates": self.algorithm.updates} | self.sampler.state()
         return self.ahead.next(self.iteration, self.learner.parameters, state)
 

@@ -37,7 +37,7 @@ class OnlineMatching(Matching[Rollout, Record]):
     Settings: ClassVar[type[AlgorithmSettings]] = OnlineSettings
     settings: OnlineSettings
     headline = "reward/mean"
-    combines = Matching.combines | {"refill", "search", "workers"}
+    combines = Matching.combines | {"refill", "search", "workers", "served"}
     only_advantages = False
     """Without an advantage a sample teaches nothing."""
     experience_type: ClassVar[type[MatchingExperience]] = MatchingExperience

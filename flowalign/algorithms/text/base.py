@@ -99,7 +99,7 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
                         f"algorithm.advantage: '{self.settings.advantage.name}' takes a mean off every step's reward, "
                         f"so that the bound in rewards.{i} no longer holds; process_returns works"
                     )
-        if config.rollout.engine == "vllm" and self.settings.off_policy is None:
+        if config.rollout.engine.inside and self.settings.off_policy is None:
             raise ConfigError(
                 "rollout.engine: vllm's log-probabilities are not a forward pass's; "
                 "algorithm.off_policy={level: token} weighs the difference"
@@ -206,8 +206,9 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
         return total, {name: masked_mean(each, mask) for name, each in values.items()}
 
     def replays_old(self, config: TextConfig) -> bool:
-        """Whether weights are in low precision: a forward pass of whole texts rounds otherwise than sampling."""
-        return config.model.compute_dtype != "float32"
+        """Whether weights are in low precision, where a forward pass of whole texts rounds otherwise than sampling, or
+        another library sampled."""
+        return config.model.compute_dtype != "float32" or config.rollout.engine.served("text") is not None
 
     def few(self, experience: ActionExperience) -> Tensor:
         return experience.items[:4]

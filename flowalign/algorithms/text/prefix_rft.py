@@ -47,7 +47,7 @@ class PrefixRFT(language.LanguageAlgorithm):
     Settings = PrefixRFTSettings
     settings: PrefixRFTSettings
     takes_turns = False
-    combines = language.LanguageAlgorithm.combines - {"replay"}
+    combines = language.LanguageAlgorithm.combines - {"replay", "served"}
     done = 0.0
 
     def progress(self, done: float) -> None:

@@ -29,6 +29,7 @@ class ViSurf(language.LanguageAlgorithm):
     """ViSurf: each group's last member is a demonstration; `reward/mean` counts it (arXiv 2510.10606)."""
 
     name = "visurf"
+    combines = language.LanguageAlgorithm.combines - {"served"}
     Settings = ViSurfSettings
     settings: ViSurfSettings
     takes_turns = False

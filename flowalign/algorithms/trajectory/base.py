@@ -286,6 +286,10 @@ class TrajectoryAlgorithm(PolicyGradient[Config, DiffusionSampler, DiffusersPoli
             loss = loss.where(counted, 0)
         return loss, {**values, "policy/ratio": actions.ratio}
 
+    def replays_old(self, config: Config) -> bool:
+        # what an engine of another library computes is not what the learner would
+        return config.rollout.engine.served(config.model.kind) is not None
+
     def few(self, experience: ActionExperience) -> Tensor:
         return experience.items[: 4 * experience.rollout.mask.shape[1]]
 

@@ -63,6 +63,7 @@ class BranchGRPO(TrajectoryAlgorithm):
     """BranchGRPO: tree rollouts, leaf rewards backed up to the branches (arXiv 2509.06040)."""
 
     name = "branch_grpo"
+    combines = TrajectoryAlgorithm.combines - {"served"}
     Settings = BranchGRPOSettings
     settings: BranchGRPOSettings
     fields = frozenset()

@@ -46,7 +46,7 @@ class DSRL(PolicyGradient[Config, DiffusionSampler, DiffusersPolicy, Rollout]):
     unit = "start noises"
     noise = "start"
     moves_start = True
-    combines = PolicyGradient.combines - {"whole"}
+    combines = PolicyGradient.combines - {"whole", "served"}
     network: StartNoise
 
     def check(self, config: Config) -> None:

@@ -38,7 +38,7 @@ class G2RPO(TrajectoryAlgorithm):
     name = "g2rpo"
     Settings = G2RPOSettings
     settings: G2RPOSettings
-    combines = TrajectoryAlgorithm.combines - {"whole"}
+    combines = TrajectoryAlgorithm.combines - {"whole", "served"}
     plan = SINGLE
 
     def branches(self, config: Config) -> int:

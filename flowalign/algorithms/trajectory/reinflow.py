@@ -39,7 +39,7 @@ class ReinFlow(TrajectoryAlgorithm):
     settings: ReinFlowSettings
     noise = "own"
     # the kernel of a rollout is the network that learns
-    combines = TrajectoryAlgorithm.combines - {"workers", "whole"}
+    combines = TrajectoryAlgorithm.combines - {"workers", "whole", "served"}
     network: LearnedNoise
 
     def modules(self, policy: DiffusersPolicy) -> Mapping[str, nn.Module]:

@@ -53,7 +53,7 @@ class SPO(WithStateValues, StepPairs):
     Settings = SPOSettings
     settings: SPOSettings
     # whether a group can teach does not show in the rewards of its last branches
-    combines = StepPairs.combines - {"refill", "whole"}
+    combines = StepPairs.combines - {"refill", "whole", "served"}
 
     def __init__(self, settings: SPOSettings) -> None:
         super().__init__(settings)

@@ -65,7 +65,7 @@ class StepPairs(base.Algorithm[Config, DiffusionSampler, DiffusersPolicy, Rollou
     settings: StepPairSettings
     headline = "reward/mean"
     unit = "steps"
-    combines = base.Algorithm.combines | {"refill", "workers"}
+    combines = base.Algorithm.combines | {"refill", "workers", "served"}
     uses_reference = True
     ties_teach: ClassVar[bool] = False
 

@@ -23,7 +23,7 @@ class TempFlowGRPO(TrajectoryAlgorithm):
 
     name = "tempflow_grpo"
     plan = SINGLE
-    combines = TrajectoryAlgorithm.combines - {"whole"}
+    combines = TrajectoryAlgorithm.combines - {"whole", "served"}
 
     def branches(self, config: Config) -> int:
         return len(places(config))

@@ -7,7 +7,7 @@ whole tensors, so a run resumes on any number of processes, sharded or not.
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -168,6 +168,11 @@ def whole(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
         if keep:
             gathered[name] = full.detach().cpu()
     return gathered
+
+
+def copied(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Whole copies on the CPU, which updates of the parameters leave alone; all processes call this together."""
+    return {name: tensor.clone() for name, tensor in whole(dict(parameters), keep=True).items()}
 
 
 def like(value: Any, parameter: Tensor) -> Any:

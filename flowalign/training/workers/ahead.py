@@ -1,4 +1,4 @@
-"""Iterations that workers sample before their turn, each with the weights at the time it was begun."""
+"""Iterations that an engine samples before their turn, each with the weights at the time it was begun."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -8,43 +8,41 @@ from torch import Tensor
 
 from flowalign.data.batches import Batch
 from flowalign.rollouts.draw import Draw
+from flowalign.rollouts.engine import Engine, Published, SamplingWeights, Task
 from flowalign.rollouts.groups import Groups
-from flowalign.training.distributed.sharding import whole
-from flowalign.training.workers.fleet import Fleet, PublishedWeights, Task
-from flowalign.training.workers.worker import SamplingWeights
 
 
-class FleetWithWeights(NamedTuple):
-    """The fleet together with the weights to sample with: the `Workers` of a draw."""
+class EngineWithWeights(NamedTuple):
+    """The engine together with the weights to sample with: the `Workers` of a draw."""
 
-    fleet: Fleet
-    published: PublishedWeights
+    engine: Engine
+    published: Published
 
-    def begin(self, parts: Sequence[Batch]) -> list[Task]:
-        return self.fleet.begin(parts, self.published)
+    def begin(self, parts: Sequence[Batch]) -> Sequence[Task]:
+        return self.engine.generate(parts, self.published)
 
 
 class Begun(NamedTuple):
-    """An iteration that workers have begun to sample."""
+    """An iteration that the engine has begun to sample."""
 
     draw: Draw
-    published: PublishedWeights
+    published: Published
     picks: list[int]
     """Numbers of the prompts of all processes."""
 
 
 class Ahead:
-    """Draws the groups of iterations, and keeps workers busy with the next ones.
+    """Draws the groups of iterations, and keeps the engine busy with the next ones.
 
     Iteration n is begun with the weights before iteration n - staleness (the first ones with the start weights),
-    whatever the timing: the numbers of a run are the same each time, even if workers die.
+    whatever the timing: the numbers of a run are the same each time, even if workers or servers die.
 
     Args:
         iterations: number of iterations of the run; none is begun after the last.
     """
 
-    def __init__(self, fleet: Fleet, groups: Groups, staleness: int, iterations: int) -> None:
-        self.fleet, self.groups, self.staleness, self.iterations = fleet, groups, staleness, iterations
+    def __init__(self, engine: Engine, groups: Groups, staleness: int, iterations: int) -> None:
+        self.engine, self.groups, self.staleness, self.iterations = engine, groups, staleness, iterations
         self.begun: deque[Begun] = deque()
 
     def next(self, first: int, parameters: Mapping[str, Tensor], state: dict[str, Any]) -> Draw:
@@ -55,17 +53,14 @@ class Ahead:
             parameters: the trained weights by name.
             state: other values on which samples depend, as JSON; see `SamplingWeights.rest`.
         """
-        tensors = whole(dict(parameters), keep=True)
-        # clones, since the updates change the parameters in place
-        weights = SamplingWeights(first, {name: tensor.clone() for name, tensor in tensors.items()}, state)
-        published = self.fleet.put(weights)
+        published = self.engine.publish(first, parameters, state)
         last = max(first, min(first + self.staleness, self.iterations - 1))
         for iteration in range(first + len(self.begun), last + 1):
             self._begin(iteration, published, self.groups.picks(iteration))
         return self.begun.popleft().draw
 
-    def _begin(self, iteration: int, published: PublishedWeights, picks: list[int]) -> None:
-        draw = self.groups.draw(iteration, FleetWithWeights(self.fleet, published), picks)
+    def _begin(self, iteration: int, published: Published, picks: list[int]) -> None:
+        draw = self.groups.draw(iteration, EngineWithWeights(self.engine, published), picks)
         draw.begin()
         self.begun.append(Begun(draw, published, picks))
 
@@ -89,11 +84,11 @@ class Ahead:
 
     def load_state(self, tensors: dict[str, dict[str, Tensor]], lines: list[dict[str, Any]]) -> None:
         """The inverse of `state`."""
-        published: dict[int, PublishedWeights] = {}
+        published: dict[int, Published] = {}
         for begun in lines:
             number = begun["weights"]
             if number not in published:
-                published[number] = self.fleet.put(
+                published[number] = self.engine.republish(
                     SamplingWeights(number, tensors[f"sampling_{number}"], begun["rest"])
                 )
             self._begin(begun["iteration"], published[number], begun["picks"])

@@ -6,19 +6,22 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from flowalign.config import BaseConfig
 from flowalign.config.workers import RolloutWorkers
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.base import Policy
-from flowalign.training.workers.worker import RolloutWorker, SamplingWeights, WorkerResult, received
+from flowalign.rollouts.engine import Generated, SamplingWeights
+from flowalign.training.distributed.sharding import copied
+from flowalign.training.workers.worker import RolloutWorker, received
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +54,16 @@ class PublishedWeights:
 class Task:
     """A part of a batch that a worker samples."""
 
+    fleet: "Fleet"
     part: Batch
     published: PublishedWeights
     ref: Any = None
     deaths: int = 0
     """Deaths of workers at this task."""
+
+    def result(self) -> Generated:
+        """See `Fleet.result`."""
+        return self.fleet.result(self)
 
 
 @dataclass(eq=False)
@@ -144,14 +152,17 @@ class Fleet:
                 return f"{count * per_worker:g} {name}s, and Ray has {resources.get(name, 0.0):g}"
         return ""
 
-    def put(self, weights: SamplingWeights) -> PublishedWeights:
+    def publish(self, iteration: int, parameters: Mapping[str, Tensor], state: dict[str, Any]) -> PublishedWeights:
+        return self.republish(SamplingWeights(iteration, copied(parameters), state))
+
+    def republish(self, weights: SamplingWeights) -> PublishedWeights:
         """Put weights into Ray's store, for parts to begin with."""
         self._check_ray_addresses()
         return PublishedWeights(weights, self.ray.put(weights))
 
-    def begin(self, parts: Sequence[Batch], published: PublishedWeights) -> list[Task]:
+    def generate(self, parts: Sequence[Batch], published: PublishedWeights) -> list[Task]:
         """Begin to sample parts of a batch, each by the worker with the fewest tasks."""
-        tasks = [Task(part=part, published=published) for part in parts]
+        tasks = [Task(fleet=self, part=part, published=published) for part in parts]
         for task in tasks:
             self._give(min(self.slots, key=lambda slot: len(slot.tasks)), task)
         return tasks
@@ -164,7 +175,7 @@ class Fleet:
         task.ref = slot.worker.sample.remote(task.part, task.published.weights.iteration)
         slot.tasks.append(task)
 
-    def result(self, task: Task) -> WorkerResult:
+    def result(self, task: Task) -> Generated:
         """Wait for the samples of a task; if its worker dies, another one makes them.
 
         Raises:
@@ -195,9 +206,8 @@ class Fleet:
         slot.tasks.remove(task)
         self.seconds += sent.seconds
         self.lags.append(task.part.iteration - task.published.weights.iteration)
-        result = received(sent.result, self.policy)
-        self.policy.forwards += result.forwards
-        return result
+        self.policy.forwards += sent.forwards
+        return received(sent.result, self.policy)
 
     def _wait(self, ref: Any) -> None:
         begin = time.monotonic()

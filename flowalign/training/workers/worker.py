@@ -6,17 +6,17 @@ import re
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from flowalign.config import BaseConfig, kind_of
 from flowalign.data.batches import Batch
 from flowalign.policies.base import Policy
 from flowalign.policies.diffusion import Rollout
+from flowalign.rollouts.engine import Generated, SamplingWeights
 from flowalign.rollouts.sampler import Sampler
 from flowalign.settings import parse
 from flowalign.training.building import build_accelerator, build_policy, build_sampler, make_trainable
@@ -30,35 +30,13 @@ LAUNCHED = re.compile("(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT
 """Environment variables of a launched learner, which a worker must not inherit: it is not one of the processes."""
 
 
-@dataclass
-class SamplingWeights:
-    """All that samples depend on besides the batch."""
-
-    iteration: int
-    """Iteration that these weights sample for."""
-    tensors: dict[str, Tensor]
-    """Trained tensors by name, whole and on the CPU."""
-    rest: dict[str, Any]
-    """JSON: the algorithm's 'progress' and 'updates', and the 'plan' if it adapts."""
-
-
-class WorkerResult(NamedTuple):
-    """Samples of a part by a worker."""
-
-    rollout: Any
-    batch: Batch
-    """Samples of the rollout."""
-    samples: list[Any]
-    """Finished samples, as rewards need them."""
-    forwards: int
-    """Number of the network's evaluations for them."""
-
-
 class Sent(NamedTuple):
     """Message of a worker to the learner."""
 
     result: bytes
-    """`WorkerResult` by torch.save: shared memory is sent once, and tensors are loaded to the learner's device."""
+    """`Generated` by torch.save: shared memory is sent once, and tensors are loaded to the learner's device."""
+    forwards: int
+    """Number of the network's evaluations for it."""
     seconds: float
     """Seconds of sampling."""
 
@@ -127,15 +105,15 @@ class RolloutWorker:
             # the learner puts its own policy there
             rollout = replace(rollout, policy=None)
         buffer = io.BytesIO()
-        torch.save((rollout, branched, samples, sampler.policy.forwards), buffer)
-        return Sent(buffer.getvalue(), time.perf_counter() - begin)
+        torch.save((rollout, branched, samples), buffer)
+        return Sent(buffer.getvalue(), sampler.policy.forwards, time.perf_counter() - begin)
 
 
-def received(sent: bytes, policy: Policy) -> WorkerResult:
+def received(sent: bytes, policy: Policy) -> Generated:
     """Read a worker's message, for the learner's policy."""
     # torch.load does not take 'cpu:0', which accelerate gives with several processes
     device = policy.device if policy.device.type != "cpu" else "cpu"
-    result = WorkerResult(*torch.load(io.BytesIO(sent), map_location=device, weights_only=False))
+    result = Generated(*torch.load(io.BytesIO(sent), map_location=device, weights_only=False))
     if isinstance(result.rollout, Rollout):
         result.rollout.policy = policy
     return result

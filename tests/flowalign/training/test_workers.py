@@ -22,6 +22,7 @@ from flowalign.config import kind_of, load, recipe
 from flowalign.errors import ConfigError
 from flowalign.settings import parse
 from flowalign.training import Trainer
+from flowalign.training.workers.fleet import Fleet
 from rewards.base import FunctionReward, Spec
 from tests.flowalign.training.processes import together
 from tests.flowalign.training.small_run import settings
@@ -90,8 +91,8 @@ def started() -> Iterator[Any]:
 
 def process(ray: Any, trainer: Trainer, number: int = 0) -> int:
     """Id of a worker's process."""
-    assert trainer.fleet is not None
-    ask = trainer.fleet.slots[number].worker.__ray_call__.remote(lambda worker: os.getpid())
+    assert isinstance(trainer.engine, Fleet)
+    ask = trainer.engine.slots[number].worker.__ray_call__.remote(lambda worker: os.getpid())
     return int(ray.get(ask))
 
 

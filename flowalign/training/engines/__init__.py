@@ -1,0 +1,1 @@
+"""Engines that are servers, spoken to over HTTP."""

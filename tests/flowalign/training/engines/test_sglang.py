@@ -1,0 +1,257 @@
+"""Runs whose pictures a server draws, by sglang's protocol over a real socket, have the numbers of runs without one."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgpack
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from flowalign.config import kind_of, load, recipe
+from flowalign.data.batches import draw_batch
+from flowalign.errors import ConfigError, FlowalignError
+from flowalign.settings import parse
+from flowalign.training import Trainer
+from flowalign.training.engines.sglang import SGLang
+from tests.flowalign.training.processes import together
+from tests.flowalign.training.small_run import settings
+
+SMALL = {
+    "rewards": [{"name": "jpeg_size"}],
+    "rollout.sigmas": None,
+    "rollout.batch_size": 1,
+    "rollout.steps": 4,
+    "rollout.plan": {"name": "window", "start": 1, "size": 2},
+    "training.iterations": 2,
+    "training.previews": 0,
+    "training.checkpoint_every": 0,
+    "training.old_log_prob": "replayed",
+}
+METHODS: dict[str, dict[str, Any]] = {
+    "flow_grpo": SMALL,
+    "nft": {**SMALL, "algorithm": {"name": "nft"}, "training.old_log_prob": None},
+}
+"""Runs of two iterations with two groups of four pictures, which are sampled one by one, as the server does."""
+SERVER = "rollout.engine={name: sglang, url: 'http://127.0.0.1:1', %s}"
+
+
+def engine(*urls: str, **more: Any) -> dict[str, Any]:
+    return {"name": "sglang", "url": list(urls), "generator_device": "cpu", "patience": 120, **more}
+
+
+def configured(folder: Path, method: str, **changes: Any) -> Any:
+    values = settings(folder, **METHODS[method] | changes)
+    return parse(kind_of(values), values)
+
+
+def noise(trainer: Trainer) -> dict[str, int]:
+    """Seeds of the step noise by those of the start noise, of all iterations."""
+    training = trainer.config.training
+    batches = [
+        draw_batch(trainer.prompts, i, training.prompts_per_iteration, training.group_size, training.seed, False)
+        for i in range(training.iterations)
+    ]
+    return {str(seed): own for batch in batches for seed, own in zip(batch.seeds, batch.noise_seeds, strict=True)}
+
+
+def rows(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_same(folder: Path, other: Path) -> None:
+    """The metrics, and every weight of the LoRA, to 1e-6."""
+    mine, theirs = (
+        [{k: v for k, v in row.items() if not k.startswith(("seconds", "engine"))} for row in rows(path)]
+        for path in (folder, other)
+    )
+    assert len(mine) == len(theirs) == 2
+    for row, expected in zip(mine, theirs, strict=True):
+        assert row == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    made, expected = (load_file(path / "run/lora/pytorch_lora_weights.safetensors") for path in (folder, other))
+    for name, value in expected.items():
+        torch.testing.assert_close(made[name], value, rtol=0, atol=1e-6)
+    assert max(float(value.abs().max()) for name, value in expected.items() if "lora_B" in name) > 1e-4
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict[str, int]]]:
+    """Runs without a server: their folders, and the seeds of their noise."""
+    runs = {}
+    for method in METHODS:
+        folder = tmp_path_factory.mktemp(method)
+        trainer = Trainer(configured(folder, method), progress=False)
+        trainer.train()
+        runs[method] = folder, noise(trainer)
+    return runs
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_by_a_server_has_the_numbers_of_one_without(served: Any, alone: Any, method: str, tmp_path: Path) -> None:
+    folder, seeds = alone[method]
+    served.be(noise=seeds)
+    Trainer(configured(tmp_path, method, **{"rollout.engine": engine(served.url)}), progress=False).train()
+    assert_same(tmp_path, folder)
+    for row in rows(tmp_path):
+        assert row["engine/own_noise"] == 1 and row["engine/16_bits"] == row["engine/failed"] == 0
+        assert row["engine/velocity"] < 1e-4 and row["engine/bytes"] > 1000
+
+
+@pytest.mark.slow
+def test_a_server_killed_in_the_middle_and_requests_that_fail_change_nothing(
+    served: Any, alone: Any, tmp_path: Path
+) -> None:
+    folder, seeds = alone["flow_grpo"]
+    # gone in the first iteration, then started again; of the later requests every fifth fails
+    served.be(noise=seeds, die=6)
+
+    def restart() -> None:
+        assert served.process.wait() == 9
+        served.start()
+        served.wait()
+        served.be(noise=seeds, fail_every=5)
+
+    nurse = threading.Thread(target=restart)
+    nurse.start()
+    trainer = Trainer(configured(tmp_path, "flow_grpo", **{"rollout.engine": engine(served.url)}), progress=False)
+    trainer.train()
+    nurse.join()
+    assert_same(tmp_path, folder)
+    assert rows(tmp_path)[0]["engine/lost"] >= 1 and rows(tmp_path)[1]["engine/failed"] >= 1
+
+
+@pytest.mark.slow
+def test_two_learners_share_a_server(served: Any, alone: Any, tmp_path: Path) -> None:
+    served.be(noise=alone["flow_grpo"][1])
+    folders = []
+    for name, changes in (("plain", {}), ("shared", {"rollout.engine": engine(served.url)})):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.yaml").write_text(yaml.safe_dump(settings(folder, **SMALL | changes)))
+        (folder / "launch.yaml").write_text("{}")
+        folders.append(folder)
+    together(2, *folders)
+    assert_same(folders[1], folders[0])
+
+
+@pytest.fixture(scope="module")
+def trainer(running: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
+    """A run before its first iteration, with guidance."""
+    folder = tmp_path_factory.mktemp("refused")
+    changes = {"rollout.guidance": 2.0, "rollout.engine": engine(running.url, retries=1, patience=0.5)}
+    trainer = Trainer(configured(folder, "flow_grpo", **changes), progress=False)
+    yield trainer
+    trainer.engine.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({"ignore": "guidance_scale"}, "velocity: .* guidance 1 sampled, and the file says 2"),
+        ({"ignore": "prompt"}, "velocity: up to .*: neither guidance nor a prompt"),
+        ({"ignore": "rollout_noise_level"}, "step noise|mean|standard deviation|log-probability"),
+        ({"ignore": "rollout_sde_step_indices"}, "rollout_sde_step_indices|log-probability|step"),
+        ({"ignore": "seed"}, "start noises: 8 are drawn, and 1 of them are distinct"),
+        ({"ignore": "rollout_return_dit_trajectory"}, "."),
+        ({"size": 64}, r"latents is \[5, 4, \d+, \d+\], not \[5, 4"),
+        ({"fail_every": 1}, "gave 2 times status 500"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_what_was_not_asked_for_ends_the_run_before_its_first_update(
+    served: Any, trainer: Trainer, fault: dict[str, Any], message: str
+) -> None:
+    served.be(**fault)
+    with pytest.raises(FlowalignError, match=message) as raised:
+        trainer.experience()
+    assert "\n" not in str(raised.value)
+
+
+def test_new_weights_that_a_server_ignores_end_the_run(served: Any, trainer: Trainer) -> None:
+    served.be(ignore="lora")
+    trainer.engine._greet(served.url)
+    weights = trainer.learner.parameters
+    with torch.no_grad():
+        for parameter in weights.values():
+            parameter.add_(0.01)
+    with pytest.raises(FlowalignError, match="ignores new weights: its checksum is that of earlier ones"):
+        trainer.experience()
+
+
+def test_the_tests_server_answers_as_sglang_does(served: Any, trainer: Trainer) -> None:
+    """Names, shapes and formats are compared with the fixtures that sglang's own classes wrote."""
+    from tests.flowalign.training.engines.test_rollout_api import fixture, structure
+
+    part = trainer.engine.generate([trainer.groups.draw(0).batch[[0]]], trainer.engine.publish(9, {}, {}))
+    _, body, about = fixture("sde")
+    request = json.loads(part[0].asked[0].content)
+    assert request.keys() <= set(about["fields"]["RolloutRequest"])
+    answer = msgpack.unpackb(httpx2.post(f"{served.url}/rollout/generate", json=request).content)[0]
+    assert sorted(answer) == about["fields"]["RolloutResponse"]
+    assert structure(answer) == structure(msgpack.unpackb(body)[0])
+
+
+@pytest.mark.parametrize(
+    ("recipe_name", "overrides", "message"),
+    [
+        ("flow_grpo", [SERVER % ""], "rollout.share_start_noise: sglang draws"),
+        ("nft", [SERVER % ""], "rollout.sigmas: sglang walks its scheduler's own schedule"),
+        ("nft", [SERVER % "", "rollout.sigmas=null"], "rollout.order: sglang's steps are Euler's"),
+        (
+            "nft",
+            [SERVER % "", "rollout.sigmas=null", "rollout.order=1", "rollout.kernel=dance_sde"],
+            "has no 'dance_sde'",
+        ),
+        ("tempflow_grpo", [SERVER % ""], "'tempflow_grpo' asks more of sampling"),
+        ("branch_grpo", [SERVER % ""], "'branch_grpo' asks more of sampling"),
+        ("nft", ["rollout.engine={name: sglang, url: localhost:30000}"], "'localhost:30000' is no address"),
+        ("nft", ["rollout.engine=sglang"], "rollout.engine.url: this key is required"),
+        ("nft", ["rollout.engine=vllm"], "'vllm' samples no pictures"),
+        ("nft", [SERVER % "staleness: 1"], "'nft' has no ratios to earlier weights"),
+        ("nft", [SERVER % "", "rollout.workers={count: 1}"], "samples already; one of the two works"),
+        ("nft", [SERVER % "colour: red"], "unknown key 'colour'"),
+    ],
+)
+def test_what_sglang_cannot_do_is_refused_before_a_model_loads(
+    recipe_name: str, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        load(recipe(f"tiny_sd3/{recipe_name}"), overrides).check(1)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_family_without_rollouts_is_refused() -> None:
+    with pytest.raises(ConfigError, match="sglang has no rollouts for StableDiffusionPipeline; for StableDiffusion3"):
+        SGLang.Settings(url="http://x").check_pipeline("StableDiffusionPipeline")
+
+
+def test_an_address_with_something_else_behind_it_is_refused(served: Any, trainer: Trainer, tmp_path: Path) -> None:
+    parts = trainer.algorithm, trainer.sampler, trainer.processes, tmp_path
+
+    def begin(**more: Any) -> SGLang:
+        return SGLang(SGLang.Settings(**{"url": served.url, "timeout": 5, **more}), *parts)
+
+    with pytest.raises(ConfigError, match="no server answers: http://127.0.0.1:1: .*refused"):
+        begin(url="http://127.0.0.1:1")
+    with pytest.raises(FlowalignError, match="/nowhere/health answers with status 404"):
+        begin(url=f"{served.url}/nowhere")
+    served.be(pipeline="QwenImagePipeline")
+    with pytest.raises(
+        ConfigError, match="serves a QwenImagePipeline .'tiny_sd3'., and model.path 'tiny_sd3' is a Stab"
+    ):
+        begin()
+
+
+def test_servers_of_one_gpu_sleep_during_updates(served: Any, tmp_path: Path) -> None:
+    changes = {"rollout.engine": engine(served.url, share_gpu=True), "training.iterations": 1}
+    run = Trainer(configured(tmp_path, "flow_grpo", **changes), progress=False)
+    run.experience()
+    with pytest.raises(FlowalignError, match="the engine sleeps"):
+        run.engine.servers.ask(0, "/rollout/generate", b"{}", None, bytes, 1000)
+    run.engine.generate([run.groups.draw(0).batch[[0]]], run.engine.publish(1, run.learner.parameters, {}))
+    run.engine.close()
