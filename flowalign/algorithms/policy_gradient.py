@@ -136,7 +136,7 @@ class PolicyGradient(
 
     settings: PolicyGradientSettings
     headline = "reward/mean"
-    combines = base.Algorithm.combines | {"refill", "replay", "ratios", "advantages", "workers"}
+    combines = base.Algorithm.combines | {"refill", "replay", "ratios", "passes", "advantages", "workers"}
     fields: ClassVar[frozenset[str]] = frozenset({"rewards"})
     """Fields of its record that an advantage may need and not every rollout has."""
     dense: ClassVar[bool] = False

@@ -321,7 +321,7 @@ def reward_noise(reward: Reward, result: Evaluated) -> dict[str, Interval]:
 def _trial(trainer: Trainer, judged: _Judged, reward: Reward, before: Evaluated, iterations: int) -> Trial:
     """Train, and compare with `before`; what `reward` judges may be another one than is trained on."""
     # updates that train other sets of weights alone come before
-    updates = trainer.config.training.updates_per_iteration
+    updates = trainer.config.training.updates
     begin, failure, metrics = time.perf_counter(), None, {}
     total = iterations + -(-trainer.learner.head_start // updates)
     try:

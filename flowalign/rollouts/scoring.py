@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowalign.core.advantages import zero_spread
+from flowalign.core.groups import zero_spread
 from flowalign.data.batches import Batch
 from flowalign.rollouts.extremes import Extremes
 from flowalign.rollouts.processes import Processes

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.base import TRAINED, Policy, repeated_blocks, torch_dtype
-from flowalign.policies.language.decoding import Decoding
-from flowalign.policies.language.head import RECOMPUTED, Head, gives_logits, instead_of_logits, token_scores
+from flowalign.policies.language.decoding import Decoding, entropy_of
+from flowalign.policies.language.head import RECOMPUTED, Head, Measure, gives_logits, instead_of_logits, token_scores
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.token_sampler import SeededSampler
 from flowalign.runs.checkpoint import check_weights
@@ -265,14 +265,51 @@ class LanguagePolicy(Policy[TextRollout]):
             pictures=pictures,
         )
 
-    def log_probs(self, rollout: TextRollout, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of the completions' tokens under the current weights, and their entropies without gradient.
+    def log_probs(
+        self, rollout: TextRollout, rows: Tensor, measure: Measure = entropy_of, with_gradient: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of the completions' tokens under the current weights, and a measure of the distributions.
 
         Args:
             rows: [N] of the rollout.
+            measure: of each token's distribution; default its entropy.
+            with_gradient: gradients flow through the measure too.
 
         Returns:
             Two [N, T] float32, 0 where the mask is False.
+        """
+        mask = rollout.mask[rows]
+
+        def scores(hidden: Tensor, head: Head, tokens: Tensor, earlier: Tensor | None) -> Tensor:
+            """[N, T, 2] in the place of logits."""
+            rule = rollout.decoding
+            sampled = token_scores(
+                hidden, head, self.vocabulary, tokens, rule, earlier, self.undrawn, measure, with_gradient
+            )
+            scored = torch.zeros(*mask.shape, 2, device=hidden.device)
+            return scored.index_put(mask.nonzero(as_tuple=True), torch.stack(sampled, -1))
+
+        scored = self._at_tokens(rollout, rows, scores)
+        return scored[..., 0], scored[..., 1] if with_gradient else scored[..., 1].detach()
+
+    def distributions(self, rollout: TextRollout, rows: Tensor) -> Tensor:
+        """[M, V] float32 log-probabilities of all tokens where each of the M tokens of these rows was drawn.
+
+        They are kept for a backward pass, so that the memory is of M V numbers.
+        """
+
+        def scores(hidden: Tensor, head: Head, tokens: Tensor, earlier: Tensor | None) -> Tensor:
+            return rollout.decoding.log_probs(head(hidden), earlier, tokens, self.undrawn)
+
+        return self._at_tokens(rollout, rows, scores)
+
+    def _at_tokens(
+        self, rollout: TextRollout, rows: Tensor, scores: Callable[[Tensor, Head, Tensor, Tensor | None], Tensor]
+    ) -> Tensor:
+        """What `scores` makes of what the output head gets where tokens were drawn.
+
+        Args:
+            scores: function of that [M, H], the head, the M tokens, and for a repetition penalty those before each.
         """
         prompt_mask, mask = rollout.prompt_mask[rows], rollout.mask[rows]
         ids = torch.cat([rollout.prompt_ids[rows], rollout.completion_ids[rows]], 1)
@@ -290,15 +327,10 @@ class LanguagePolicy(Policy[TextRollout]):
         if rollout.decoding.repetition_penalty != 1:
             came = (torch.arange(width + length, device=ids.device) <= drawn[:, None]) & attention[texts]
             earlier = ids[texts].where(came, -1)
+        tokens = rollout.completion_ids[rows][texts, positions]
 
-        def scores(hidden: Tensor, head: Head) -> Tensor:
-            """[N, T, 2] in the place of logits."""
-            tokens = rollout.completion_ids[rows][texts, positions]
-            sampled = token_scores(
-                hidden[texts, drawn], head, self.vocabulary, tokens, rollout.decoding, earlier, self.undrawn
-            )
-            scored = torch.zeros(*mask.shape, 2, device=hidden.device)
-            return scored.index_put((texts, positions), torch.stack(sampled, -1))
+        def scored(hidden: Tensor, head: Head) -> Tensor:
+            return scores(hidden[texts, drawn], head, tokens, earlier)
 
         wrapped: nn.Module = self.model if torch.is_grad_enabled() else self._bare
         bare: Any = self.network if torch.is_grad_enabled() else self._bare
@@ -306,12 +338,11 @@ class LanguagePolicy(Policy[TextRollout]):
         inputs = {"input_ids": ids, "attention_mask": attention.long(), "use_cache": False}
         inputs |= self.replay_inputs(rollout, rows, attention)
         with self._autocast():
-            if self._head_is_last:
-                with instead_of_logits(bare.get_output_embeddings(), scores):
-                    scored = wrapped(**inputs).logits
-            else:
-                scored = scores(wrapped(**inputs).logits, lambda logits: logits)
-        return scored[..., 0], scored[..., 1].detach()
+            if not self._head_is_last:
+                return scored(wrapped(**inputs).logits, lambda logits: logits)
+            with instead_of_logits(bare.get_output_embeddings(), scored):
+                made: Tensor = wrapped(**inputs).logits
+                return made
 
     def replay_inputs(self, rollout: TextRollout, rows: Tensor, attention: Tensor) -> dict[str, Any]:
         """The network's arguments to score completions, besides tokens and their mask `attention`."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowalign.core.advantages import group_advantage
+from flowalign.core.groups import group_advantage
 from flowalign.core.credit import (
     back_up,
     best_and_worst,
