@@ -344,9 +344,14 @@ class BaseConfig(Section):
         if self.rollout.workers is not None:
             self.rollout.workers.check(self, algorithm, groups, processes)
         self._check_names()
-        self._check_sizes(self.data.kept(algorithm.read(self.data)))
+        prompts = self.data.kept(algorithm.read(self.data))
+        self._check_sizes(prompts)
+        self.check_prompts(prompts)
         self._check_evaluation()
         self._check_items(algorithm, groups)
+
+    def check_prompts(self, prompts: Prompts) -> None:
+        """Refuse prompts that the model cannot be given."""
 
     def _check_items(self, algorithm: Any, groups: int) -> None:
         """Refuse an iteration whose items cannot be divided into its updates."""

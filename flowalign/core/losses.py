@@ -14,9 +14,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from flowalign.core.groups import group_mean_std
 from flowalign.core.aggregation import Aggregation
 from flowalign.core.divergences import gaussian_kl
+from flowalign.core.groups import group_mean_std
 from flowalign.core.record import LARGEST_LOG_RATIO, Actions, masked_mean, masked_sum, ratio_of
 
 Positive = Annotated[float, Field(gt=0)]

@@ -130,6 +130,10 @@ class TextModel(Network):
     """prompts are a user's turn, put into the tokenizer's chat template"""
     system: str | None = None
     """the system's turn before it"""
+    chat_template: str | None = None
+    """File of a chat template in Jinja, in the place of the tokenizer's; it is saved with the model."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Further arguments of the chat template, such as {enable_thinking: false}."""
     images: bool = False
     """an image-text-to-text model: a prompt is a user's turn that shows the pictures under 'image' in its metadata"""
 

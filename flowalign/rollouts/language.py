@@ -12,6 +12,7 @@ from flowalign.core.record import Record
 from flowalign.data import shipped
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
+from flowalign.policies.language.chat import asked
 from flowalign.policies.language.decoding import collision_of
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
@@ -42,7 +43,7 @@ class LanguageSampler(Sampler):
         if self._engine is None:
             path = str(shipped(self.config.model.path))
             self._engine = VLLMEngine(self.policy, path, self.config.rollout.engine_memory)
-        return self._engine.sample(batch.prompts, batch.noise_seeds, **arguments)
+        return self._engine.sample(asked(batch.prompts, batch.metadata), batch.noise_seeds, **arguments)
 
     def decode(self, rollout: TextRollout, shown: bool = False) -> list[str]:
         """The completions as texts."""

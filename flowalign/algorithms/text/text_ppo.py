@@ -3,7 +3,8 @@
 Rollout: completions; a group of them is not needed, and does no harm. Credit: `gae`, generalised advantages of the
 critic's values (arXiv 1506.02438, as in arXiv 2203.02155). Loss: PPO's clip, plus `value_weight` times the critic's
 clipped squared error. The critic is a copy of the start network with a head of one number, and trains what the policy
-trains, its LoRA or all weights, at the policy's learning rate. Departure: TRL and verl give the critic a rate of its own.
+trains, its LoRA or all weights, at the policy's learning rate. Departure: in TRL and verl the critic has a rate of its
+own.
 """
 
 import copy

@@ -3,12 +3,11 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-from jinja2 import TemplateError
 from peft.tuners.tuners_utils import BaseTunerLayer
 from PIL.Image import Image
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.base import TRAINED, Policy, repeated_blocks, torch_dtype
+from flowalign.policies.language.chat import Chat, ChatTemplate, asked, chat
 from flowalign.policies.language.decoding import Decoding, entropy_of
 from flowalign.policies.language.head import RECOMPUTED, Head, Measure, gives_logits, instead_of_logits, token_scores
 from flowalign.policies.language.rollout import TextRollout
@@ -39,7 +39,9 @@ class LanguagePolicy(Policy[TextRollout]):
         tokenizer: its tokenizer.
         device: where it samples and trains.
         padding: side of the padding when log-probabilities are computed. The two give the same numbers.
-        chat: put prompts into the tokenizer's chat template, as a user's turn after `system`.
+        chat: put prompts into the tokenizer's chat template, as a user's turn after `system`, or as their messages.
+        template: a chat template in the place of the tokenizer's, as a text in Jinja.
+        template_arguments: further arguments of the template, such as enable_thinking.
     """
 
     noun: ClassVar[str] = "language model"
@@ -54,13 +56,18 @@ class LanguagePolicy(Policy[TextRollout]):
         padding: Literal["left", "right"] = "left",
         chat: bool = False,
         system: str | None = None,
+        template: str | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(network.to(device), device)
         self.tokenizer, self.padding, self.chat, self.system = tokenizer, padding, chat, system
+        self.template_arguments = dict(template_arguments or {})
+        if template is not None:
+            tokenizer.chat_template = template
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
         if chat and tokenizer.chat_template is None:
-            raise ConfigError("model.chat: this tokenizer has no chat template; model.chat=false works")
+            raise ConfigError("model.chat: this tokenizer has no chat template; model.chat_template: FILE gives it one")
         self._head_is_last = gives_logits(network)
 
     @classmethod
@@ -132,22 +139,28 @@ class LanguagePolicy(Policy[TextRollout]):
 
     def begin(self, prompt: str) -> list[int]:
         """Token ids of a prompt as the model gets it; of an empty one what begins a text, or else what ends one."""
-        text = self._templated(prompt) if self.chat else prompt
-        tokenizer = self.tokenizer
+        tokenizer, text = self.tokenizer, prompt
+        if self.chat:
+            messages = prompt.messages if isinstance(prompt, Chat) else [{"role": "user", "content": prompt}]
+            text = self.chat_template.prompt(messages)
         ids = list(tokenizer(text, add_special_tokens=not self.chat).input_ids)
         first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         return ids or [first]
 
+    def _begin_with(self, prompt: str, record: Mapping[str, Any]) -> list[int]:
+        return self.begin(chat(prompt, record))
+
     def padded(self, rows: Sequence[list[int]], prompts: Sequence[str], room: int) -> tuple[Tensor, Tensor]:
         """Rows of token ids as one tensor, padded on the left, and their mask; raises as `encode`."""
-        self._check_room([len(row) for row in rows], prompts, room)
+        self.check_room([len(row) for row in rows], prompts, room)
         width = max(map(len, rows))
         padding = self.tokenizer.pad_token_id
         ids = torch.tensor([[padding] * (width - len(row)) + row for row in rows], device=self.device)
         mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows], device=self.device)
         return ids, mask
 
-    def _check_room(self, lengths: Sequence[int], prompts: Sequence[str], room: int) -> None:
+    def check_room(self, lengths: Sequence[int], prompts: Sequence[str], room: int) -> None:
+        """Refuse a prompt that with `room` tokens after it is longer than the model's context."""
         context = getattr(self.network.config.get_text_config(), "max_position_embeddings", None)
         for length, prompt in zip(lengths, prompts, strict=True):
             if context is not None and length + room > context:
@@ -178,20 +191,20 @@ class LanguagePolicy(Policy[TextRollout]):
         ids, mask = self.padded(rows, prompts, room)
         return {"input_ids": ids, "attention_mask": mask.long()}
 
-    def _templated(self, prompt: str) -> str:
-        turns = [{"role": "system", "content": self.system}] if self.system is not None else []
-        turns.append({"role": "user", "content": prompt})
-        with self._asking_template():
-            return self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The template that prompts are put into."""
+        ends = [self.tokenizer.decode([end]) for end in self.ends]
+        return ChatTemplate(self._apply_template, ends, self.system, self.tools, self.template_arguments)
 
-    @contextlib.contextmanager
-    def _asking_template(self) -> Iterator[None]:
-        """What a chat template complains of becomes one line; Gemma's takes no system's turn."""
-        try:
-            yield
-        except TemplateError as error:
-            system = "; model.system=null works, with its words in the prompts" if self.system is not None else ""
-            raise ConfigError(f"model: the chat template says '{' '.join(str(error).split())}'{system}") from error
+    @cached_property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """Schemas of functions that the model may call."""
+        return []
+
+    @property
+    def _apply_template(self) -> Callable[..., Any]:
+        return self.tokenizer.apply_chat_template  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def sample(
@@ -212,7 +225,7 @@ class LanguagePolicy(Policy[TextRollout]):
             metadata: metadata of the prompts; a model that sees pictures is shown its 'image'.
             decoding: fields of `Decoding`, such as temperature.
         """
-        rule = Decoding(**decoding)
+        rule, prompts = Decoding(**decoding), asked(prompts, metadata)
         rollouts, pictures = [], self.pictures(metadata)
         for i in range(0, len(prompts), batch_size):
             report(i, len(prompts))
@@ -370,7 +383,7 @@ class LanguagePolicy(Policy[TextRollout]):
         return self.tokenizer.batch_decode(rows, skip_special_tokens=True)
 
     def bind(self, reward: Any) -> None:
-        bind(reward, CausalModel(self.network, self.tokenizer, self.begin))
+        bind(reward, CausalModel(self.network, self.tokenizer, self._begin_with))
 
     def save(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
         """Write what `from_pretrained` and peft load: the adapter, or the whole model; and the tokenizer."""
