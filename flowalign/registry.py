@@ -157,7 +157,7 @@ def function(path: str, where: str) -> Callable[..., Any]:
     found = resolve("functions", path, where)
     if not callable(found):
         raise ConfigError(f"{where}: '{path}' is no function")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def summary(table: str, name: str) -> str:

@@ -60,7 +60,7 @@ class TextConfig(BaseConfig):
     def check_sampling(self, groups: int, algorithm: Any) -> None:
         if self.rollout.temperature == 0:
             raise ConfigError("rollout.temperature: at 0 the members of a group are alike; 1.0 works")
-        if self.model.images and self.model.padding == "right":
+        if self.model.images and self.model.padding != "left":
             raise ConfigError("model.padding: prompts with pictures are padded on the left; model.padding=left works")
         if self.model.images and self.data.replay is not None:
             raise ConfigError("data.replay: groups are kept without the pictures their prompts show; null works")

@@ -124,8 +124,9 @@ class TextModel(Network):
     kind: Literal["text"]
     path: str
     """Folder, hub name (owner/name@commit works) of a causal language model, or the shipped 'tiny_lm'."""
-    padding: Literal["left", "right"] = "left"
-    """side of the padding when log-probabilities are computed; sampling always pads on the left"""
+    padding: Literal["left", "right", "packed"] = "left"
+    """side of the padding when log-probabilities are computed, or packed: short texts share a row (transformers tells
+    them apart by their positions); sampling always pads on the left"""
     chat: bool = False
     """prompts are a user's turn, put into the tokenizer's chat template"""
     system: str | None = None

@@ -64,7 +64,7 @@ class TextSFT(LineLearning):
 
     def is_chat(self, record: Mapping[str, Any]) -> bool:
         """Whether a line is a chat to learn the assistant's turns of."""
-        messages = record.get(MESSAGES)
+        messages = record.get(MESSAGES, [])
         return self.settings.completion not in record and bool(messages) and messages[-1]["role"] == "assistant"
 
     def experience(self, sampled: SampledLines, record: None, processes: Processes) -> SFTExperience:

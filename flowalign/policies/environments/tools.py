@@ -43,8 +43,8 @@ class Tools:
             self.tools = [get_json_schema(function) for function in self.functions.values()]
         except (DocstringParsingException, TypeHintParsingException) as error:
             raise ConfigError(
-                f"environment.functions: {' '.join(str(error).split())}; type hints, and a docstring with every argument, "
-                "tell the model what a function takes"
+                f"environment.functions: {' '.join(str(error).split())}; type hints, and a docstring with every "
+                "argument, tell the model what a function takes"
             ) from error
 
     def reset(self, prompt: str, metadata: Mapping[str, Any]) -> str:

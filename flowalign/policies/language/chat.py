@@ -1,7 +1,8 @@
 """A tokenizer's chat template: a prompt, and what stands between the model's turns, whatever the template does to them.
 
 A model's turns are the tokens that it drew; a template that renders earlier turns anew, without their thoughts as
-Qwen3's does, would put others in their place. So only what stands between an end token and the next turn is asked of it.
+Qwen3's does, would put others in their place. So only what stands between an end token and the next turn is asked of
+it.
 """
 
 import contextlib

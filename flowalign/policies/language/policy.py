@@ -19,6 +19,7 @@ from flowalign.policies.base import TRAINED, Policy, repeated_blocks, torch_dtyp
 from flowalign.policies.language.chat import Chat, ChatTemplate, asked, chat
 from flowalign.policies.language.decoding import Decoding, entropy_of
 from flowalign.policies.language.head import RECOMPUTED, Head, Measure, gives_logits, instead_of_logits, token_scores
+from flowalign.policies.language.packing import packed, tells_texts_apart
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.token_sampler import SeededSampler
 from flowalign.runs.checkpoint import check_weights
@@ -38,7 +39,8 @@ class LanguagePolicy(Policy[TextRollout]):
         network: the model, loaded.
         tokenizer: its tokenizer.
         device: where it samples and trains.
-        padding: side of the padding when log-probabilities are computed. The two give the same numbers.
+        padding: side of the padding when log-probabilities are computed, or 'packed': texts follow each other in the
+            place of most of it. All give the same numbers.
         chat: put prompts into the tokenizer's chat template, as a user's turn after `system`, or as their messages.
         template: a chat template in the place of the tokenizer's, as a text in Jinja.
         template_arguments: further arguments of the template, such as enable_thinking.
@@ -53,7 +55,7 @@ class LanguagePolicy(Policy[TextRollout]):
         network: Any,
         tokenizer: Any,
         device: torch.device | str = "cpu",
-        padding: Literal["left", "right"] = "left",
+        padding: Literal["left", "right", "packed"] = "left",
         chat: bool = False,
         system: str | None = None,
         template: str | None = None,
@@ -69,6 +71,8 @@ class LanguagePolicy(Policy[TextRollout]):
         if chat and tokenizer.chat_template is None:
             raise ConfigError("model.chat: this tokenizer has no chat template; model.chat_template: FILE gives it one")
         self._head_is_last = gives_logits(network)
+        if padding == "packed" and not tells_texts_apart(network):
+            raise ConfigError("model.padding: this network cannot tell texts apart that follow each other; left works")
 
     @classmethod
     def from_pretrained(
@@ -204,7 +208,7 @@ class LanguagePolicy(Policy[TextRollout]):
 
     @property
     def _apply_template(self) -> Callable[..., Any]:
-        return self.tokenizer.apply_chat_template  # type: ignore[no-any-return]
+        return self.tokenizer.apply_chat_template
 
     @torch.no_grad()
     def sample(
@@ -341,15 +345,21 @@ class LanguagePolicy(Policy[TextRollout]):
             came = (torch.arange(width + length, device=ids.device) <= drawn[:, None]) & attention[texts]
             earlier = ids[texts].where(came, -1)
         tokens = rollout.completion_ids[rows][texts, positions]
+        inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": attention.long(), "use_cache": False}
+        places = texts, drawn
+        if self.padding == "packed":
+            joined = packed(ids, attention)
+            inputs = {"input_ids": joined.input_ids, "position_ids": joined.position_ids, "use_cache": False}
+            places = joined.row[texts], joined.first[texts] + attention.cumsum(1)[texts, drawn] - 1
+        else:
+            inputs |= self.replay_inputs(rollout, rows, attention)
 
         def scored(hidden: Tensor, head: Head) -> Tensor:
-            return scores(hidden[texts, drawn], head, tokens, earlier)
+            return scores(hidden[places], head, tokens, earlier)
 
         wrapped: nn.Module = self.model if torch.is_grad_enabled() else self._bare
         bare: Any = self.network if torch.is_grad_enabled() else self._bare
         self.forwards += len(rows)
-        inputs = {"input_ids": ids, "attention_mask": attention.long(), "use_cache": False}
-        inputs |= self.replay_inputs(rollout, rows, attention)
         with self._autocast():
             if not self._head_is_last:
                 return scored(wrapped(**inputs).logits, lambda logits: logits)

@@ -139,7 +139,7 @@ class VisionLanguagePolicy(LanguagePolicy):
 
     @property
     def _apply_template(self) -> Callable[..., Any]:
-        return self.processor.apply_chat_template  # type: ignore[no-any-return]
+        return self.processor.apply_chat_template
 
     def save(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
         """Write what `from_pretrained`, a judge of `vlm_judge` and peft load."""
