@@ -32,23 +32,23 @@ def packed(ids: Tensor, mask: Tensor) -> Packed:
         ids: [N, W] with padding anywhere.
         mask: [N, W] bool: what is no padding.
     """
-    lengths = mask.sum(1).tolist()
-    longest, left = max(lengths), []
+    lengths: list[int] = mask.sum(1).tolist()
+    longest, left = max(lengths), list[int]()
     rows, firsts = [0] * len(lengths), [0] * len(lengths)
     for text in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         fitting = [(room, row) for row, room in enumerate(left) if room >= lengths[text]]
-        room, row = min(fitting, default=(longest, len(left)))
-        if row == len(left):
+        room, number = min(fitting, default=(longest, len(left)))
+        if number == len(left):
             left.append(longest)
-        rows[text], firsts[text] = row, longest - room
-        left[row] -= lengths[text]
+        rows[text], firsts[text] = number, longest - room
+        left[number] -= lengths[text]
     row, first = torch.tensor(rows, device=ids.device), torch.tensor(firsts, device=ids.device)
-    number = mask.cumsum(1) - 1
+    nth = mask.cumsum(1) - 1
     texts, columns = mask.nonzero(as_tuple=True)
-    places = row[texts], first[texts] + number[texts, columns]
+    places = row[texts], first[texts] + nth[texts, columns]
     input_ids = ids.new_zeros(len(left), longest).index_put(places, ids[texts, columns])
     filling = torch.arange(longest, device=ids.device) - longest + torch.tensor(left, device=ids.device)[:, None]
-    return Packed(input_ids, filling.clamp(min=0).index_put(places, number[texts, columns]), row, first)
+    return Packed(input_ids, filling.clamp(min=0).index_put(places, nth[texts, columns]), row, first)
 
 
 @torch.no_grad()

@@ -306,7 +306,7 @@ class LanguagePolicy(Policy[TextRollout]):
             scored = torch.zeros(*mask.shape, 2, device=hidden.device)
             return scored.index_put(mask.nonzero(as_tuple=True), torch.stack(sampled, -1))
 
-        scored = self._at_tokens(rollout, rows, scores)
+        scored = self.at_tokens(rollout, rows, scores)
         return scored[..., 0], scored[..., 1] if with_gradient else scored[..., 1].detach()
 
     def distributions(self, rollout: TextRollout, rows: Tensor) -> Tensor:
@@ -318,9 +318,9 @@ class LanguagePolicy(Policy[TextRollout]):
         def scores(hidden: Tensor, head: Head, tokens: Tensor, earlier: Tensor | None) -> Tensor:
             return rollout.decoding.log_probs(head(hidden), earlier, tokens, self.undrawn)
 
-        return self._at_tokens(rollout, rows, scores)
+        return self.at_tokens(rollout, rows, scores)
 
-    def _at_tokens(
+    def at_tokens(
         self, rollout: TextRollout, rows: Tensor, scores: Callable[[Tensor, Head, Tensor, Tensor | None], Tensor]
     ) -> Tensor:
         """What `scores` makes of what the output head gets where tokens were drawn.
