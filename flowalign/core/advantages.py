@@ -135,7 +135,8 @@ def per_reward(
         weight * group_advantage(reward, record.group, scale, eps=eps, unbiased=unbiased)
         for weight, reward in zip(record.reward_weights, record.rewards, strict=True)
     ]
-    total = torch.stack(weighted).sum(0)
+    # a reward that does not apply to a row is NaN there
+    total = torch.stack(weighted).nansum(0)
     return total if clip is None else total.clamp(-clip, clip)
 
 

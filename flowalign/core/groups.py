@@ -23,7 +23,7 @@ def group_mean_std(
     Args:
         values: [B] or [B, T].
         group: [B] integers; rows with the same number belong together.
-        mask: bool, shaped like values; what is False does not enter. Default: everything enters.
+        mask: bool, shaped like values; what is False does not enter. Default: all that is no NaN enters.
         unbiased: divide the squares by one less than their number; 0 for a group of one.
 
     Returns:
@@ -35,7 +35,7 @@ def group_mean_std(
         return on_cpu[0].to(values.device), on_cpu[1].to(values.device)
     dtype, values = values.dtype, values.double()
     numbers, index = group.unique(return_inverse=True)
-    mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
+    mask = ~values.isnan() if mask is None else mask
 
     def total(x: Tensor) -> Tensor:
         return x.new_zeros(len(numbers), *x.shape[1:]).index_add(0, index, x.where(mask, 0))[index]

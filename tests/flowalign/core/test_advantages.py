@@ -409,3 +409,12 @@ def test_gpg_makes_up_for_groups_that_teach_nothing() -> None:
     made = advantages.gpg(record([1.0, 0, 1, 1, 0, 0], [0, 0, 1, 1, 2, 2]))
     # two of six rows have a gradient
     assert made.tolist() == pytest.approx([1.5, -1.5, 0, 0, 0, 0])
+
+
+def test_rows_that_no_reward_applies_to_are_in_no_mean() -> None:
+    """TRL's nanmean and nanstd."""
+    reward = torch.tensor([1.0, math.nan, 0.5, 3.0, 2.0, math.nan])
+    made = advantages.grpo(record(reward, [0, 0, 0, 1, 1, 1]), unbiased=True)
+    for rows in ([0, 2], [3, 4]):
+        given = reward[rows]
+        torch.testing.assert_close(made[rows], (given - given.mean()) / (given.std() + 1e-4))

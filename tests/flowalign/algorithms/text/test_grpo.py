@@ -412,3 +412,16 @@ def test_a_critic_learns_the_texts_worth(world: Path, tmp_path: Path) -> None:
     metrics = run.metrics.read()
     assert metrics[0]["critic/value"] == 0 and metrics[0]["critic/loss"] == pytest.approx(2.0, rel=0.2)
     assert metrics[-1]["critic/value"] > 0.3 and metrics[-1]["critic/loss"] < metrics[0]["critic/loss"]
+
+
+def test_a_text_that_no_reward_applies_to_teaches_nothing(world: Path, tmp_path: Path) -> None:
+    async def some(texts: list[str], prompts: list[str]) -> list[float | None]:
+        return [None if number % 4 == 0 else float(number % 4) for number in range(len(texts))]
+
+    run = trainer(world, tmp_path, reward=some)
+    experience = run.collect(run.groups.draw(0))
+    left_out = torch.arange(len(experience.batch)) % 4 == 0
+    assert not experience.advantage[left_out].any() and experience.advantage[~left_out].any()
+    assert not experience.advantage.isnan().any()
+    assert experience.metrics["reward/mean"] == pytest.approx(2)
+    assert run.iterate()["policy/gradient_norm"] > 0
