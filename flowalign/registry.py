@@ -141,17 +141,30 @@ def resolve(table: str, name: str, where: str = "") -> Any:
             f"{place}the {kind} '{own}' was handed over in Python and cannot be built from its name; hand it over "
             f"again ({kind}=...), or write it in a file and name it there (my_file:{own})"
         )
-    found = names(table).get(name, name)
+    found = names(table).get(name, name) if table in TABLES else name
     if not isinstance(found, str):
         return found
     if ":" not in found and "." not in found:
-        raise ConfigError(f"{place}no {kind} is called '{name}'; {nearest(name, names(table))}")
+        known = nearest(name, names(table)) if table in TABLES else "a dotted path such as my_file:name works"
+        raise ConfigError(f"{place}no {kind} is called '{name}'; {known}")
     if _doubted and re.split(r"[.:]", found)[0] not in OURS:
         raise ConfigError(f"{place}{_doubted[-1]} names the code '{name}', which would run here; --trust allows it")
     try:
         return imported(found)
     except (Exception, SystemExit) as error:  # a module runs whatever its author wrote
         raise ConfigError(f"{place}{kind} '{name}' cannot be imported: {_reason(error)}") from error
+
+
+def function(path: str, where: str) -> Callable[..., Any]:
+    """A function by its dotted path, such as 'my_file:add'.
+
+    Raises:
+        ConfigError: there is none, or a folder from a stranger names it.
+    """
+    found = resolve("functions", path, where)
+    if not callable(found):
+        raise ConfigError(f"{where}: '{path}' is no function")
+    return found
 
 
 def summary(table: str, name: str) -> str:

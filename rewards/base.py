@@ -1,5 +1,6 @@
 """What a reward is: a batch of samples in, one value a sample and named parts out."""
 
+import asyncio
 import contextlib
 import inspect
 import logging
@@ -7,6 +8,7 @@ import math
 import threading
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
@@ -46,6 +48,8 @@ class Scores(Rows):
     """[B] trust in each value, in [0, 1]: advantages are multiplied by it; None: all alike."""
     replies: list[dict[str, str]] | None = None
     """A judge's text about each sample, by question, to look at."""
+    missing: Tensor | None = None
+    """[B] bool: samples that the reward says nothing about; their values are 0, and they teach nothing alone."""
 
 
 @dataclass(frozen=True)
@@ -233,10 +237,11 @@ class RewardFailed(RewardError):
 
 
 class FunctionReward:
-    """A plain function as a reward.
+    """A plain function as a reward, also an `async def`, as TRL takes them.
 
     Args:
-        function: (samples, prompts) -> one float a sample; a third parameter, if it has one, gets the metadata.
+        function: (samples, prompts) -> one float a sample, or None where the reward does not apply: then a sum is of
+            the other rewards. A third parameter, if it has one, gets the metadata.
         name: for metrics and messages; default the function's own.
     """
 
@@ -250,8 +255,21 @@ class FunctionReward:
         self.spec = Spec(frozenset({"image", "text", "prompt"} | ({"metadata"} if self.takes_metadata else set())))
 
     def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
-        values = self.function(samples, prompts, *([metadata] if self.takes_metadata else []))
-        return Scores(column(self.name, "values", values, len(samples)))
+        values: Any = self.function(samples, prompts, *([metadata] if self.takes_metadata else []))
+        if inspect.iscoroutine(values):
+            # in a thread, since a notebook has a loop of its own under way
+            with ThreadPoolExecutor(1) as pool:
+                values = pool.submit(asyncio.run, values).result()
+        if not isinstance(values, list | tuple):
+            return Scores(column(self.name, "values", values, len(samples)))
+        missing = torch.tensor([value is None for value in values])
+        given = [0.0 if value is None else value for value in values]
+        return Scores(column(self.name, "values", given, len(samples)), missing=missing)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether it waits without working, so that several may be asked at once."""
+        return inspect.iscoroutinefunction(self.function)
 
 
 UNPARSED = "unparsed"
@@ -443,7 +461,7 @@ def checked(name: str, scores: object, count: int, first: str) -> Scores:
             f"reward '{name}': its steps must be a list of (end, reward) for each of {count} samples "
             f"(got {_short(scores.steps)})"
         )
-    return Scores(value, columns, scores.steps, weight, scores.replies)
+    return Scores(value, columns, scores.steps, weight, scores.replies, scores.missing)
 
 
 def column(name: str, what: str, values: Any, count: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -66,7 +67,14 @@ class Composition(ABC):
         """[B] from the values [rewards, B] of the parts."""
 
     def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
-        return self._collect([score(reward, samples, prompts, metadata) for reward in self.rewards], prompts, metadata)
+        waiting = [i for i, reward in enumerate(self.rewards) if getattr(reward, "asynchronous", False)]
+        with ThreadPoolExecutor(max(1, len(waiting))) as pool:
+            asked = {i: pool.submit(score, self.rewards[i], samples, prompts, metadata) for i in waiting}
+            scores = {
+                i: score(reward, samples, prompts, metadata) for i, reward in enumerate(self.rewards) if i not in asked
+            }
+            scores |= {i: answer.result() for i, answer in asked.items()}
+        return self._collect([scores[i] for i in range(len(self.rewards))], prompts, metadata)
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """See `DifferentiableReward.score_pixels`; every part must be differentiable."""
@@ -91,12 +99,16 @@ class Composition(ABC):
     def _collect(self, scores: Sequence[Scores], prompts: Sequence[str], metadata: Metadata) -> Scores:
         parts = {}
         for label, each in zip(self.labels, scores, strict=True):
-            parts[label] = each.value.detach()
+            value = each.value.detach()
+            parts[label] = value if each.missing is None else value.masked_fill(each.missing, torch.nan)
             parts |= {f"{label}/{part}": values for part, values in each.parts.items()}
         weights = [each.weight for each in scores if each.weight is not None]
         weight = torch.stack(weights).prod(dim=0) if weights else None
         value = self.combine(torch.stack([each.value for each in scores]), prompts, metadata)
-        return Scores(value, parts, None, weight, joined(dict(zip(self.labels, scores, strict=True))))
+        replies = joined(dict(zip(self.labels, scores, strict=True)))
+        lacking = [each.missing for each in scores if each.missing is not None]
+        missing = torch.stack(lacking).all(0) if len(lacking) == len(scores) else None
+        return Scores(value, parts, None, weight, replies, missing)
 
 
 def labels(rewards: Sequence[Reward]) -> list[str]:

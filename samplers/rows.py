@@ -68,7 +68,7 @@ def _take(value: Any, rows: Tensor | Sequence[int] | slice) -> Any:
 def _cat(values: Sequence[Any]) -> Any:
     first = values[0]
     if isinstance(first, Tensor):
-        return torch.cat(list(values))
+        return None if any(value is None for value in values) else torch.cat(list(values))
     if isinstance(first, dict):
         return {name: torch.cat([value[name] for value in values]) for name in first}
     if isinstance(first, list):

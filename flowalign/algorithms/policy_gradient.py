@@ -136,7 +136,7 @@ class PolicyGradient(
 
     settings: PolicyGradientSettings
     headline = "reward/mean"
-    combines = base.Algorithm.combines | {"refill", "replay", "ratios", "advantages", "workers", "served"}
+    combines = base.Algorithm.combines | {"refill", "replay", "ratios", "passes", "advantages", "workers", "served"}
     fields: ClassVar[frozenset[str]] = frozenset({"rewards"})
     """Fields of its record that an advantage may need and not every rollout has."""
     dense: ClassVar[bool] = False
@@ -218,7 +218,8 @@ class PolicyGradient(
     def step_reward(self, sampled: Sampled[SamplerT, ActionsT], processes: Processes) -> Tensor:
         """[B] or [B, T] rewards; here the finished sample's, one a trajectory."""
         reward: Tensor = sampled.scores.value
-        return reward
+        missing = sampled.scores.missing
+        return reward if missing is None else reward.masked_fill(missing.to(reward.device), torch.nan)
 
     def record(self, sampled: Sampled[SamplerT, ActionsT], processes: Processes) -> Record:
         """The record of all processes."""
@@ -254,6 +255,9 @@ class PolicyGradient(
         check_shape(source, advantage, record.group.shape, record.mask.shape)
         if advantage.dim() == 1:
             advantage = advantage[:, None].expand_as(record.mask)
+        if record.reward.dim() == 1:
+            # no reward applied to it
+            advantage = advantage.where(~record.reward.isnan()[:, None], 0)
         if record.confidence is not None:
             advantage = advantage * record.confidence[:, None]
         return advantage.where(record.mask, 0)

@@ -1,5 +1,6 @@
 """The configuration of a run that trains a language model: `model.kind` is 'text'."""
 
+from pathlib import Path
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -8,6 +9,8 @@ from flowalign import registry
 from flowalign.config.engines import HERE
 from flowalign.config.method import Method
 from flowalign.config.sections import BaseConfig, Heldout, Named, Rollouts
+from flowalign.data import Prompts
+from flowalign.data.messages import MESSAGES
 from flowalign.errors import ConfigError
 from flowalign.policies.settings import TextModel, TextSampling
 
@@ -49,10 +52,15 @@ class TextConfig(BaseConfig):
         turns = 1 if self.environment is None else self.environment.turns
         return self.rollout.max_new_tokens * turns
 
+    def check_prompts(self, prompts: Prompts) -> None:
+        if any(MESSAGES in record for record in prompts.metadata) and (not self.model.chat or self.model.images):
+            works = "texts work with model.images" if self.model.images else "model.chat=true takes them"
+            raise ConfigError(f"data.prompts: a prompt is a list of messages; {works}")
+
     def check_sampling(self, groups: int, algorithm: Method) -> None:
         if self.rollout.temperature == 0:
             raise ConfigError("rollout.temperature: at 0 the members of a group are alike; 1.0 works")
-        if self.model.images and self.model.padding == "right":
+        if self.model.images and self.model.padding != "left":
             raise ConfigError("model.padding: prompts with pictures are padded on the left; model.padding=left works")
         if self.model.images and self.data.replay is not None:
             raise ConfigError("data.replay: groups are kept without the pictures their prompts show; null works")
@@ -68,5 +76,9 @@ class TextConfig(BaseConfig):
             from flowalign.policies.language.vllm import require_vllm
 
             require_vllm()
-        if self.model.system is not None and not (self.model.chat or self.model.images):
-            raise ConfigError("model.system: only a chat has one; model.chat=true works")
+        model = self.model
+        for name in ("system", "chat_template", "chat_template_kwargs"):
+            if getattr(model, name) and not (model.chat or model.images):
+                raise ConfigError(f"model.{name}: only a chat has one; model.chat=true works")
+        if model.chat_template is not None and not Path(model.chat_template).is_file():
+            raise ConfigError(f"model.chat_template: no file at '{model.chat_template}'")

@@ -39,6 +39,12 @@ COMBINATIONS = (
         "how '{name}' learns from a group depends on the iteration that sampled it; data.dynamic_sampling works",
     ),
     (
+        "training.passes",
+        "passes",
+        "'{name}' learns from its samples once, while they are made or before its weights move; 1 works, with more "
+        "training.updates_per_iteration where it takes them",
+    ),
+    (
         "training.old_log_prob",
         "ratios",
         "'{name}' has no ratios of old and new probabilities; null works",
@@ -247,6 +253,9 @@ class Training(Section):
     group_size: int = Field(ge=1)
     """Trajectories of a prompt; 1 for methods of texts that learn from lines of the data."""
     updates_per_iteration: int = Field(1, ge=1)
+    """Updates that a pass over an iteration's samples is split into; each takes an equal share of every group."""
+    passes: int = Field(1, ge=1)
+    """Passes over an iteration's samples, each in another order; TRL's num_iterations, verl's ppo_epochs."""
     micro_batch_size: int = Field(16, ge=1)
     """(sample, step) pairs of a network call, on each process; gradients accumulate over the calls."""
     optimizer: Optimizer = Optimizer()
@@ -275,6 +284,11 @@ class Training(Section):
     """Seconds that processes wait for each other, the slowest reward included."""
     patience: float = Field(25, ge=3)
     """Seconds without a sign of life from a process after which the run ends with an error."""
+
+    @property
+    def updates(self) -> int:
+        """Updates of an iteration."""
+        return self.passes * self.updates_per_iteration
 
 
 class Rollouts(SamplingSettings):
@@ -393,9 +407,14 @@ class BaseConfig(Section):
                     "one of the two works"
                 )
         self._check_names()
-        self._check_sizes(self.data.kept(algorithm.read(self.data)))
+        prompts = self.data.kept(algorithm.read(self.data))
+        self._check_sizes(prompts)
+        self.check_prompts(prompts)
         self._check_evaluation()
         self._check_items(algorithm, groups)
+
+    def check_prompts(self, prompts: Prompts) -> None:
+        """Refuse prompts that the model cannot be given."""
 
     def _check_items(self, algorithm: Method, groups: int) -> None:
         """Refuse an iteration whose items cannot be divided into its updates."""
@@ -490,7 +509,7 @@ class BaseConfig(Section):
                 "training.optimizer.warmup_updates: the schedule 'constant' has no warm-up; schedule: "
                 "constant_with_warmup works, or warmup_updates: 0"
             )
-        updates = training.iterations * training.updates_per_iteration
+        updates = training.iterations * training.updates
         for name, role in algorithm.roles.items():
             if role.alone >= updates:
                 raise ConfigError(

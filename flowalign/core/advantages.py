@@ -1,4 +1,4 @@
-"""Advantages from rewards: the arithmetic on groups, then the advantages that a configuration chooses by name.
+"""Advantages from rewards, which a configuration chooses by name; `groups` has the arithmetic that they share.
 
 A named advantage takes the record of an iteration, and its settings as keywords: -> [B] or [B, T]. None looks at what
 an action is, so all serve tokens and denoising steps. What one needs beyond a reward [B], it declares by `declares`.
@@ -6,111 +6,27 @@ an action is, so all serve tokens and denoising steps. What one needs beyond a r
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from flowalign.core.baselines import gae, gpg, optimal_token_baseline
+from flowalign.core.groups import (
+    Discount,
+    Positive,
+    Scale,
+    Share,
+    against,
+    declares,
+    first_rows,
+    group_advantage,
+    group_mean_std,
+    members_of,
+    returns_of,
+)
 from flowalign.core.record import Record, by_turn
-
-Scale = Literal["group", "batch", "none"]
-Positive = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0)]
-Discount = Annotated[float, Field(ge=0, le=1)]
-
-
-def group_mean_std(
-    values: Tensor, group: Tensor, mask: Tensor | None = None, unbiased: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each row's group, spread back to the rows.
-
-    Computed in float64: there the mean of equal values is that value, and their standard deviation 0.
-
-    Args:
-        values: [B] or [B, T].
-        group: [B] integers; rows with the same number belong together.
-        mask: bool, shaped like values; what is False does not enter. Default: everything enters.
-        unbiased: divide the squares by one less than their number; 0 for a group of one.
-
-    Returns:
-        Two tensors shaped like values; the columns of [B, T] are kept apart.
-    """
-    if values.device.type == "mps":
-        # which has no float64
-        on_cpu = group_mean_std(values.cpu(), group.cpu(), None if mask is None else mask.cpu(), unbiased)
-        return on_cpu[0].to(values.device), on_cpu[1].to(values.device)
-    dtype, values = values.dtype, values.double()
-    numbers, index = group.unique(return_inverse=True)
-    mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
-
-    def total(x: Tensor) -> Tensor:
-        return x.new_zeros(len(numbers), *x.shape[1:]).index_add(0, index, x.where(mask, 0))[index]
-
-    count = total(torch.ones_like(values)).clamp(min=1)
-    centre = total(values) / count
-    std = (total((values - centre) ** 2) / (count - int(unbiased)).clamp(min=1)).sqrt()
-    return centre.to(dtype), std.to(dtype)
-
-
-def group_advantage(
-    reward: Tensor,
-    group: Tensor,
-    scale: Scale = "group",
-    clip: float | None = None,
-    eps: float = 1e-4,
-    mask: Tensor | None = None,
-    unbiased: bool = False,
-) -> Tensor:
-    """Group-relative advantage A = (r - mean_g) / (std + eps) (GRPO, arXiv 2402.03300; Flow-GRPO, 2505.05470).
-
-    Args:
-        reward: [B], or [B, T] to normalise each action index on its own.
-        group: [B] integers.
-        scale: divide by the standard deviation of the 'group', of the whole 'batch', or by 'none'
-            (Dr. GRPO, arXiv 2503.20783).
-        clip: bound on |A|.
-        mask: bool, shaped like reward: the actions that were drawn. The others enter no mean and no standard
-            deviation, and their advantage is 0.
-        unbiased: use the unbiased standard deviation, as TRL and verl do.
-
-    Returns:
-        Advantages shaped like reward.
-    """
-    mean, std = group_mean_std(reward, group, mask, unbiased)
-    advantage = reward - mean
-    if scale == "batch":
-        _, std = group_mean_std(reward, torch.zeros_like(group), mask, unbiased)
-    if scale != "none":
-        advantage = advantage / (std + eps)
-    if mask is not None:
-        advantage = advantage.where(mask, 0)
-    return advantage if clip is None else advantage.clamp(-clip, clip)
-
-
-def zero_spread(reward: Tensor, group: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Share of trajectories whose group got one and the same reward, so that they teach nothing: a scalar."""
-    _, std = group_mean_std(reward, group, mask)
-    return (std.reshape(len(std), -1).amax(1) == 0).float().mean()
-
-
-F = TypeVar("F", bound=Callable[..., Tensor])
-
-
-def declares(*needs: str, dense: bool = False, centres_steps: bool = False) -> Callable[[F], F]:
-    """Decorator: what an advantage needs; without it, a reward [B] alone.
-
-    Args:
-        needs: fields of the record that not every rollout has: rewards, baseline, state.
-        dense: it also takes a reward [B, T], one of every action, of which the mask says which were drawn.
-        centres_steps: it takes a mean off each step's reward, which undoes a bound on the sum of them.
-    """
-
-    def declare(advantage: F) -> F:
-        vars(advantage).update(needs=frozenset(needs), dense=dense, centres_steps=centres_steps)
-        return advantage
-
-    return declare
 
 
 @declares(dense=True)
@@ -138,9 +54,9 @@ def dr_grpo(record: Record) -> Tensor:
 
 def rloo(record: Record) -> Tensor:
     """RLOO (arXiv 2402.14740): r minus the mean of the group's others; 0 in a group of one."""
-    reward, others = record.reward, _count(record.group) - 1
+    reward, others = record.reward, members_of(record.group) - 1
     mean, _ = group_mean_std(reward, record.group)
-    return _rows(others > 0, reward) * (reward - mean) * _rows((others + 1) / others.clamp(min=1), reward)
+    return against(others > 0, reward) * (reward - mean) * against((others + 1) / others.clamp(min=1), reward)
 
 
 def opo(record: Record) -> Tensor:
@@ -172,7 +88,7 @@ def reinforce_pp(
     if reward.dim() == 1:
         last = mask.flip(1).to(torch.int8).argmax(1)
         reward = torch.zeros_like(record.log_prob).scatter(1, mask.shape[1] - 1 - last[:, None], reward[:, None])
-    returns = _returns(reward, mask, gamma)
+    returns = returns_of(reward, mask, gamma)
     drawn = returns[mask]
     whitened = (returns - drawn.mean()) * (drawn.var(unbiased=unbiased) + eps).rsqrt()
     return whitened.where(mask, 0)
@@ -182,7 +98,7 @@ def reinforce_pp(
 def remax(record: Record) -> Tensor:
     """ReMax (arXiv 2310.10505): r minus the reward of the greedy trajectory of the same prompt."""
     assert record.baseline is not None
-    return record.reward - _rows(record.baseline, record.reward)
+    return record.reward - against(record.baseline, record.reward)
 
 
 @declares("rewards")
@@ -219,7 +135,8 @@ def per_reward(
         weight * group_advantage(reward, record.group, scale, eps=eps, unbiased=unbiased)
         for weight, reward in zip(record.reward_weights, record.rewards, strict=True)
     ]
-    total = torch.stack(weighted).sum(0)
+    # a reward that does not apply to a row is NaN there
+    total = torch.stack(weighted).nansum(0)
     return total if clip is None else total.clamp(-clip, clip)
 
 
@@ -264,7 +181,7 @@ def _beta_normalised(reward: Tensor, group: Tensor, largest: float) -> Tensor:
     rate, _ = group_mean_std(reward, group)
     if reward.min() < 0 or reward.max() > 1:
         raise ValueError("bnpo takes rewards in [0, 1]; rescaled brings others there")
-    _, first = _first_rows(group)
+    _, first = first_rows(group)
     rates = rate[first]
     mean = rates.mean() if len(rates) > 1 else rates.new_tensor(0.0)
     variance = rates.var().clamp(min=1e-6) if len(rates) > 1 else rates.new_tensor(1.0)
@@ -281,7 +198,7 @@ def ngrpo(record: Record, *, max_reward: float = 1.0, eps: Positive = 1e-6, unbi
     A group that is all wrong thus gets negative advantages. To be used with a clip that is narrower below
     (`clip_range` 0.16, `clip_range_high` 0.24 in the paper).
     """
-    numbers, first = _first_rows(record.group)
+    numbers, first = first_rows(record.group)
     reward = torch.cat([record.reward, record.reward.new_full((len(numbers),), max_reward)])
     group = torch.cat([record.group, record.group[first]])
     return group_advantage(reward, group, eps=eps, unbiased=unbiased)[: len(record.group)]
@@ -321,7 +238,7 @@ def gigpo(
         number = torch.arange(taken.shape[1], device=mask.device)
         earned = reward[:, None] * (number == turns.turn.amax(1, keepdim=True))
     episode = group_advantage(earned.sum(1), record.group, scale, eps=eps, unbiased=unbiased)
-    returns = _returns(earned, taken, gamma)
+    returns = returns_of(earned, taken, gamma)
     # the group and the state within it, as one number
     _, group_number = record.group.unique(return_inverse=True)
     state = group_number[:, None] * (record.state.max() + 1) + record.state
@@ -355,7 +272,7 @@ def process(
     group = record.group[:, None].expand_as(ends)
     earned = torch.zeros_like(record.log_prob)
     earned[ends] = group_advantage(reward[ends], group[ends], scale, eps=eps, unbiased=unbiased)
-    return _returns(earned, ends, gamma).where(record.mask, 0)
+    return returns_of(earned, ends, gamma).where(record.mask, 0)
 
 
 @declares(dense=True)
@@ -374,7 +291,7 @@ def process_returns(
     """
     reward, ends = _step_rewards(record)
     mask, group = record.mask, record.group[:, None].expand_as(ends)
-    returns = _returns(reward, ends, gamma)
+    returns = returns_of(reward, ends, gamma)
     advantage = torch.zeros_like(returns)
     advantage[mask] = group_advantage(returns[mask], group[mask], scale, eps=eps, unbiased=unbiased)
     return advantage
@@ -446,33 +363,6 @@ def _step_rewards(record: Record) -> tuple[Tensor, Tensor]:
     return record.reward[:, None].expand_as(record.log_prob), ends
 
 
-def _returns(reward: Tensor, ends: Tensor, gamma: float) -> Tensor:
-    """[B, T] from each action on, the discounted sum of the rewards [B, T] where `ends` is True."""
-    returns, later = torch.zeros_like(reward), torch.zeros_like(reward[:, 0])
-    for t in reversed(range(reward.shape[1])):
-        later = torch.where(ends[:, t], reward[:, t] + gamma * later, later)
-        returns[:, t] = later
-    return returns
-
-
-def _rows(values: Tensor, like: Tensor) -> Tensor:
-    """[B] values against [B] or [B, T]."""
-    return values.view(-1, *[1] * (like.dim() - 1))
-
-
-def _count(group: Tensor) -> Tensor:
-    """[B] members of each row's group."""
-    _, index, count = group.unique(return_inverse=True, return_counts=True)
-    return count[index]
-
-
-def _first_rows(group: Tensor) -> tuple[Tensor, Tensor]:
-    """The groups' numbers and the first row of each."""
-    numbers, index = group.unique(return_inverse=True)
-    rows = torch.arange(len(group), device=group.device)
-    return numbers, torch.full_like(numbers, len(group)).scatter_reduce(0, index, rows, "amin")
-
-
 ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     "grpo": grpo,
     "dr_grpo": dr_grpo,
@@ -492,4 +382,7 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     "max_rl": max_rl,
     "best_margin": best_margin,
     "psr_nsr": psr_nsr,
+    "gpg": gpg,
+    "optimal_token_baseline": optimal_token_baseline,
+    "gae": gae,
 }

@@ -14,9 +14,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from flowalign.core.advantages import group_mean_std
 from flowalign.core.aggregation import Aggregation
 from flowalign.core.divergences import gaussian_kl
+from flowalign.core.groups import group_mean_std
 from flowalign.core.record import LARGEST_LOG_RATIO, Actions, masked_mean, masked_sum, ratio_of
 
 Positive = Annotated[float, Field(gt=0)]
@@ -244,6 +244,16 @@ def reinforce(actions: Actions) -> Losses:
     return -actions.advantage * actions.log_prob, {}
 
 
+def dro(actions: Actions, *, beta: Positive = 0.05) -> Losses:
+    """DRO (arXiv 2405.19107): -A log pi + beta / 2 (log pi - log pi_old)^2: held by a square in the place of a clip.
+
+    In the form of its gradient for one action, as in Tinker's loss of this name; the paper's is of whole texts, with a
+    learned value in the place of the group's mean. On the weights that sampled it has every other loss's gradient.
+    """
+    log_ratio = (actions.log_prob - actions.old_log_prob).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+    return -actions.advantage * actions.log_prob + beta / 2 * log_ratio**2, {}
+
+
 @declares("row", ratio_of_rows=True)
 def gspo(actions: Actions, *, clip_range: Positive = 3e-4, clip_range_high: Positive | None = 4e-4) -> Losses:
     """GSPO (arXiv 2507.18071): PPO's clip with the geometric mean of a row's ratios in the place of each one.
@@ -460,6 +470,7 @@ LOSSES: dict[str, Callable[..., Losses]] = {
     "reinforce": reinforce,
     "gspo": gspo,
     "cispo": cispo,
+    "dro": dro,
     "sapo": sapo,
     "gmpo": gmpo,
     "luspo": luspo,

@@ -29,6 +29,11 @@ class Record:
     """Seed of this iteration's random choices, the same on every process."""
     entropy: Tensor | None = None
     """[B, T] entropy of the distribution that each action was drawn from, where it is known."""
+    collision: Tensor | None = None
+    """[B, T] sum of the squared probabilities of the distribution that each action was drawn from; where an advantage
+    needs it"""
+    value: Tensor | None = None
+    """[B, T] a critic's value of the state before each action, where an advantage needs it"""
     baseline: Tensor | None = None
     """[B] reward of the most probable trajectory of the row's prompt, where an advantage needs it"""
     state: Tensor | None = None

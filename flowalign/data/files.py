@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from flowalign.data.messages import MESSAGES, checked_messages, readable
 from flowalign.errors import ConfigError, nearest
 
 ASSETS = Path(str(resources.files("flowalign.data"))) / "assets"
@@ -88,6 +89,9 @@ def records(
             f"hub (owner/name), or a shipped list: {nearest(source, shipped)}"
         )
     for place, record in rows:
+        if isinstance(record, dict) and isinstance(record.get(column), list):
+            messages = checked_messages(record[column], place)
+            record = record | {column: readable(messages), MESSAGES: messages}
         if not isinstance(record, dict) or not isinstance(record.get(column), str):
             keys = f"; its keys are {', '.join(map(str, record))[:200]}" if isinstance(record, dict) else ""
             raise ConfigError(f"{place}: not a record with a text under the key {column!r}{keys}")

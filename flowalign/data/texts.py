@@ -4,14 +4,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flowalign.data.messages import checked_messages
 from flowalign.data.prompts import Prompts
 from flowalign.data.targets import LABELS
 from flowalign.errors import ConfigError
 
 
+def answer_of(messages: list[Any], place: str) -> str:
+    """The text of a list with one message, the assistant's, as TRL's data sets of chats have completions."""
+    checked = checked_messages(messages, place)
+    if len(checked) != 1 or checked[0]["role"] != "assistant" or not isinstance(checked[0].get("content"), str):
+        raise ConfigError(
+            f"{place}: {len(checked)} messages; one of the assistant works, with those before as the prompt"
+        )
+    return str(checked[0]["content"])
+
+
 def check_texts(record: dict[str, Any], keys: tuple[str, ...], place: str) -> None:
-    """Refuse a line without a text under each of these keys."""
+    """Refuse a line without a text under each of these keys; a list with the assistant's message becomes its text."""
     for key in keys:
+        if isinstance(record.get(key), list):
+            record[key] = answer_of(record[key], f"{place}, {key!r}")
         if not isinstance(record.get(key), str) or not record[key].strip():
             raise ConfigError(f"{place}: no text under the key {key!r}; its keys are {', '.join(record) or 'none'}")
 

@@ -221,7 +221,7 @@ def small_config(config: BaseConfig, folder: str, full: bool) -> BaseConfig:
     small.rewards = [Weighted.model_validate({"name": STAND_IN, **options})]
     training = small.training
     training.iterations, training.prompts_per_iteration = 1, world_size()
-    training.updates_per_iteration, training.previews = 1, 0
+    training.updates_per_iteration, training.passes, training.previews = 1, 1, 0
     training.budget = type(training.budget)()
     tree = isinstance(config, Config) and config.rollout.plan.name == "tree"
     if not full and not tree:

@@ -271,20 +271,20 @@ def count(config: TextConfig, gpus: int = 1) -> TextPasses:
         policy = small_language_model(small, False, best_device())
         trainer = Trainer(small, policy, progress=False)
         drawn = forwards = learned = 0
-        generate, log_probs = policy.generate, policy.log_probs
+        generate, at_tokens = policy.generate, policy.at_tokens
 
         def counted_generate(prompts: Any, *args: Any) -> TextRollout:
             nonlocal drawn
             drawn += len(prompts)
             return generate(prompts, *args)
 
-        def counted_log_probs(rollout: TextRollout, rows: Tensor) -> tuple[Tensor, Tensor]:
+        def counted_at_tokens(rollout: TextRollout, rows: Tensor, scores: Any) -> Tensor:
             nonlocal forwards
             forwards += len(rows)
-            log_prob, entropy = log_probs(rollout, rows)
-            if log_prob.requires_grad:
-                log_prob.register_hook(lambda _: backward(len(rows)))
-            return log_prob, entropy
+            scored = at_tokens(rollout, rows, scores)
+            if scored.requires_grad:
+                scored.register_hook(lambda _: backward(len(rows)))
+            return scored
 
         def backward(rows: int) -> None:
             nonlocal learned
@@ -293,7 +293,7 @@ def count(config: TextConfig, gpus: int = 1) -> TextPasses:
         small.training.old_log_prob = "replayed" if replays else None
         for part, method, own in (
             (policy, "generate", counted_generate),
-            (policy, "log_probs", counted_log_probs),
+            (policy, "at_tokens", counted_at_tokens),
             (trainer.algorithm, "verify", lambda *_: None),
             # texts of no advantage count too
             (trainer.learner, "_with_gradient", lambda _, items: items),

@@ -52,7 +52,7 @@ def run_trial(
         paced: judge halfway too, for the time to a target.
     """
     # updates that train other sets of weights alone come before
-    head_start = -(-trainer.learner.head_start // trainer.config.training.updates_per_iteration)
+    head_start = -(-trainer.learner.head_start // trainer.config.training.updates)
     seconds, failure, metrics, halfway = 0.0, None, {}, None
     after = before
     total = iterations + head_start

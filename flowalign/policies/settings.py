@@ -124,12 +124,17 @@ class TextModel(Network):
     kind: Literal["text"]
     path: str
     """Folder, hub name (owner/name@commit works) of a causal language model, or the shipped 'tiny_lm'."""
-    padding: Literal["left", "right"] = "left"
-    """side of the padding when log-probabilities are computed; sampling always pads on the left"""
+    padding: Literal["left", "right", "packed"] = "left"
+    """side of the padding when log-probabilities are computed, or packed: short texts share a row (transformers tells
+    them apart by their positions); sampling always pads on the left"""
     chat: bool = False
     """prompts are a user's turn, put into the tokenizer's chat template"""
     system: str | None = None
     """the system's turn before it"""
+    chat_template: str | None = None
+    """File of a chat template in Jinja, in the place of the tokenizer's; it is saved with the model."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Further arguments of the chat template, such as {enable_thinking: false}."""
     images: bool = False
     """an image-text-to-text model: a prompt is a user's turn that shows the pictures under 'image' in its metadata"""
 

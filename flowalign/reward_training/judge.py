@@ -9,12 +9,13 @@ from typing import Any
 import PIL.Image
 import torch
 from torch import Tensor
+
 from flowalign.data import Preferences
 from flowalign.errors import ConfigError
 from flowalign.reward_training.scorer import PreferenceModel
 from rewards.check import TEXTS
-from rewards.judges import LocalJudge, Question, Template, load_template
 from rewards.hub import reason
+from rewards.judges import LocalJudge, Question, Template, load_template
 from rewards.judges.texts import classes_of
 from rewards.pictures import read_picture
 

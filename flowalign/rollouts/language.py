@@ -12,6 +12,8 @@ from flowalign.core.record import Record
 from flowalign.data import shipped
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
+from flowalign.policies.language.chat import asked
+from flowalign.policies.language.decoding import collision_of
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import at_tokens
@@ -41,7 +43,7 @@ class LanguageSampler(Sampler):
         if self._engine is None:
             path = str(shipped(self.config.model.path))
             self._engine = VLLMEngine(self.policy, path, self.config.rollout.engine_memory)
-        return self._engine.sample(batch.prompts, batch.noise_seeds, **arguments)
+        return self._engine.sample(asked(batch.prompts, batch.metadata), batch.noise_seeds, **arguments)
 
     def decode(self, rollout: TextRollout, shown: bool = False) -> list[str]:
         """The completions as texts."""
@@ -94,6 +96,15 @@ def gathered_states(sampled: SampledTexts, processes: Processes) -> Tensor:
     rollout = sampled.rollout
     numbers = (states_of_turns if rollout.episodes else states)(rollout, sampled.batch.group)
     return gather_padded(processes, numbers, processes.maximum(numbers.shape[1]))
+
+
+def gathered_collision(sampled: SampledTexts, processes: Processes) -> Tensor:
+    """[B, T] sums of squared probabilities where tokens were drawn, of all processes; costs a forward pass."""
+    policy, rollout = sampled.sampler.policy, sampled.rollout
+    rows = torch.arange(len(rollout), device=policy.device).split(sampled.sampler.config.rollout.batch_size)
+    with torch.no_grad():
+        collision = torch.cat([policy.log_probs(rollout, chunk, collision_of)[1] for chunk in rows])
+    return gather_padded(processes, collision, processes.maximum(collision.shape[1]))
 
 
 def gather_padded(processes: Processes, values: Tensor, length: int) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowalign.core.advantages import zero_spread
+from flowalign.core.groups import zero_spread
 from flowalign.data.batches import Batch
 from flowalign.rollouts.extremes import Extremes
 from flowalign.rollouts.processes import Processes
@@ -115,10 +115,12 @@ def score_metrics(scores: Scores, group: Tensor, processes: Processes) -> dict[s
     Args:
         group: [B] numbers of the groups of all processes.
     """
-    value = processes.gather(scores.value.to(processes.device))
+    value = scores.value if scores.missing is None else scores.value.masked_fill(scores.missing, torch.nan)
+    value = processes.gather(value.to(processes.device))
+    some = value[~value.isnan()]
     metrics = {
-        "reward/mean": value.mean().item(),
-        "reward/std": value.std(correction=0).item(),
+        "reward/mean": some.mean().item() if len(some) else 0.0,
+        "reward/std": some.std(correction=0).item() if len(some) else 0.0,
         "reward/zero_spread": zero_spread(value, group).item(),
     }
     for name, values in scores.parts.items():

@@ -76,7 +76,7 @@ class Bar:
         prompts = "1 prompt" if training.prompts_per_iteration == 1 else f"{training.prompts_per_iteration} prompts"
         line = f"{prompts} x {training.group_size} = {samples} samples an iteration"
         line += f" on {self.rows} processes" if self.rows > 1 else ""
-        line += f", updates from them: {training.updates_per_iteration}"
+        line += f", updates from them: {training.updates}"
         if evaluation.prompts is not None:
             held_out = len(Prompts.of(evaluation)) * evaluation.samples_per_prompt
             when = f"every {evaluation.every} iterations" if evaluation.every else "at the end"

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -101,9 +102,11 @@ def _sides(sampling: Sampling) -> dict[str, Any]:
 def language_policy(config: TextConfig) -> tuple[type[LanguagePolicy], dict[str, Any]]:
     """The class of the policy that a configuration needs, and its settings."""
     model, environment = config.model, config.environment
+    template = None if model.chat_template is None else Path(model.chat_template).read_text(encoding="utf-8")
+    chat = {"system": model.system, "template": template, "template_arguments": model.chat_template_kwargs}
     if model.images:
-        return VisionLanguagePolicy, {"system": model.system}
-    settings = {"padding": model.padding, "chat": model.chat, "system": model.system}
+        return VisionLanguagePolicy, chat
+    settings = chat | {"padding": model.padding, "chat": model.chat}
     if environment is None:
         return LanguagePolicy, settings
     checked = registry.check("environments", environment.name, environment.settings, "environment")

@@ -23,6 +23,7 @@ def recorded(config: BaseConfig, policy: Policy | None, reward: object) -> BaseC
             model["encode"] = policy.encoder.options
         if isinstance(policy, LanguagePolicy):
             model |= {"chat": policy.chat, "system": policy.system, "padding": policy.padding}
+            model["chat_template_kwargs"] = policy.template_arguments
         if policy.lora_config is not None:
             lora = policy.lora_config
             init = lora.init_lora_weights

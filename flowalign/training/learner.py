@@ -79,7 +79,7 @@ class Learner(Optimization):
         self.without_context_parallel = without_context_parallel
         training = self.config.training
         self.modules = {**self.policy.companions, **algorithm.modules(self.policy)}
-        updates = training.iterations * training.updates_per_iteration
+        updates = training.iterations * training.updates
         groups = parameter_groups(self.policy, self.modules)
         average = training.ema_decay, training.ema_every
         half = self.config.model.compute_dtype == "float16"
@@ -132,9 +132,9 @@ class Learner(Optimization):
         """
         sums: dict[str, list[Tensor]] = defaultdict(list)
         skipped = 0
-        updates = iteration * self.config.training.updates_per_iteration
+        updates = iteration * self.config.training.updates
         chunks = list(self.chunks(experience, iteration))
-        mismatch = self.mismatch(experience, chunks)
+        mismatch = self.mismatch(experience, chunks[: self.config.training.updates_per_iteration])
         for i, items in enumerate(chunks):
             report(i + 1, len(chunks))
             rate = self.set_learning_rate(round(progress * self.updates) + i)
@@ -163,7 +163,7 @@ class Learner(Optimization):
         refer to this replay from then on; otherwise only a few items are, which costs little.
 
         Args:
-            chunks: the items of each update.
+            chunks: the items of each update of a pass.
 
         Returns:
             the mean size of the log-ratios over all processes, of all actions and of each step.
@@ -254,18 +254,20 @@ class Learner(Optimization):
         self._warned.add(name)
 
     def chunks(self, experience: Experience, iteration: int) -> Iterator[Tensor]:
-        """Yield the items of each update: an equal, random share of every group's items."""
+        """Yield the items of each update: in every pass an equal, random share of every group's items."""
         training = self.config.training
         groups = list(dict.fromkeys(experience.batch.group))
         items = experience.items.unflatten(0, (len(groups), -1))
-        orders = []
-        for number in groups:
-            generator = torch.Generator().manual_seed(derive_seed(training.seed, iteration, number, 2))
-            orders.append(torch.randperm(items.shape[1], generator=generator))
-        order = torch.stack(orders).to(items.device)
-        items = items.gather(1, order[..., None].expand_as(items))
-        for chunk in items.chunk(training.updates_per_iteration, dim=1):
-            yield chunk.flatten(0, 1)
+        for number in range(training.passes):
+            orders = []
+            for group in groups:
+                seed = derive_seed(training.seed, iteration, group, 2, *([number] if number else []))
+                generator = torch.Generator().manual_seed(seed)
+                orders.append(torch.randperm(items.shape[1], generator=generator))
+            order = torch.stack(orders).to(items.device)
+            mixed = items.gather(1, order[..., None].expand_as(items))
+            for chunk in mixed.chunk(training.updates_per_iteration, dim=1):
+                yield chunk.flatten(0, 1)
 
     def _update_roles(self, experience: Experience, items: Tensor) -> dict[str, Tensor]:
         """Update the algorithm's other sets of weights on these items."""

@@ -184,7 +184,7 @@ class Trainer:
         torch.manual_seed(derive_seed(training.seed, self.iteration, self.processes.row))
         progress = self.progress()
         self.algorithm.progress(progress)
-        self.algorithm.updates = self.iteration * training.updates_per_iteration
+        self.algorithm.updates = self.iteration * training.updates
         advance(self.scorer.reward, progress)
         self._at("sampling and scoring")
         return progress

@@ -39,7 +39,8 @@ class CausalModel:
     Args:
         network: a causal language model of transformers.
         tokenizer: its tokenizer, a fast one.
-        begin: token ids of a prompt as the model gets it; default the tokenizer's, with its special tokens.
+        begin: token ids of a prompt with its metadata as the model gets it; default the tokenizer's, with its special
+            tokens.
         batch_size: texts a call.
     """
 
@@ -51,11 +52,11 @@ class CausalModel:
         self,
         network: "PreTrainedModel",
         tokenizer: "PreTrainedTokenizerBase",
-        begin: Callable[[str], list[int]] | None = None,
+        begin: Callable[[str, Mapping[str, Any]], list[int]] | None = None,
         batch_size: int = 32,
     ) -> None:
         self.network, self.tokenizer, self.batch_size = network, tokenizer, batch_size
-        self._begin = begin or (lambda prompt: tokenizer(prompt).input_ids)
+        self._begin = begin or (lambda prompt, record: tokenizer(prompt).input_ids)
 
     @classmethod
     def load(cls, path: str, device: str = "auto") -> "CausalModel":
@@ -86,7 +87,7 @@ class CausalModel:
 
     def begin(self, prompt: str, record: Mapping[str, Any]) -> Context:
         """A prompt as the model gets it, `record` being its metadata."""
-        return self._begin(prompt)
+        return self._begin(prompt, record)
 
     def tokens(self, text: str) -> list[int]:
         """Tokens of a text that continues another."""

@@ -1,6 +1,8 @@
 """Composition and the cache, each formula against numbers worked out by hand or with another library."""
 
+import asyncio
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -411,3 +413,31 @@ def test_routed_keeps_gradients_weights_and_what_one_route_needs():
     assert len(score(one_needs, PICTURES[:1], ["x"], [{"task": "a"}]).value) == 1
     with pytest.raises(RewardError, match="needs a reference picture"):
         score(one_needs, PICTURES[:1], ["x"], [{"task": "b"}])
+
+
+def test_a_reward_that_does_not_apply_is_left_out_of_the_sum() -> None:
+    def first(samples, prompts):
+        return [1.0, None, None, 4.0, 5.0]
+
+    def second(samples, prompts):
+        return [1.0, 2.0, None, 4.0, 5.0]
+
+    scores = score(
+        WeightedSum([FunctionReward(first), FunctionReward(second)], [1.0, 2.0]), [""] * 5, PROMPTS, NO_METADATA
+    )
+    assert scores.value.tolist() == [3, 4, 0, 12, 15]
+    assert scores.missing.tolist() == [False, False, True, False, False]
+    assert scores.parts["first"].isnan().tolist() == [False, True, True, False, False]
+    assert score(FunctionReward(second), [""] * 5, PROMPTS, NO_METADATA).missing.tolist() == [0, 0, 1, 0, 0]
+
+
+def test_rewards_that_wait_are_asked_at_once() -> None:
+    begun = threading.Barrier(2, timeout=20)
+
+    async def slow(samples, prompts):
+        # a second one must have begun
+        await asyncio.to_thread(begun.wait)
+        return [1.0] * len(samples)
+
+    rewards = [FunctionReward(slow, "a"), FunctionReward(slow, "b"), FunctionReward(lambda s, p: [1.0] * len(s), "c")]
+    assert score(WeightedSum(rewards), [""] * 5, PROMPTS, NO_METADATA).value.tolist() == [3.0] * 5

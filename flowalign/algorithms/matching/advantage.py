@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flowalign.algorithms.matching.online import OnlineMatching, OnlineSettings
 from flowalign.config import Config, Named
-from flowalign.core.advantages import group_mean_std
+from flowalign.core.groups import group_mean_std
 from flowalign.core.record import Record
 from flowalign.errors import ConfigError, nearest
 from flowalign.rollouts.pictures import SampledPictures

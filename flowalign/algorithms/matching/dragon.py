@@ -18,7 +18,7 @@ from torch import Tensor
 from flowalign.algorithms.matching.base import Points
 from flowalign.algorithms.matching.online import OnlineMatching, OnlineSettings
 from flowalign.config import Config, Named
-from flowalign.core.advantages import group_advantage
+from flowalign.core.groups import group_advantage
 from flowalign.core.losses import preference_loss
 from flowalign.core.record import Record
 from flowalign.data.batches import Batch

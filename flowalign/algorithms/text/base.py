@@ -25,11 +25,18 @@ from flowalign.core.off_policy import kept
 from flowalign.core.record import Actions, Record, masked_mean, masked_sum
 from flowalign.data import Prompts
 from flowalign.data.batches import Batch
-from flowalign.errors import ConfigError
+from flowalign.errors import ConfigError, nearest
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import rescored
-from flowalign.rollouts.language import LanguageSampler, SampledTexts, baseline, gathered_states, record_of_texts
+from flowalign.rollouts.language import (
+    LanguageSampler,
+    SampledTexts,
+    baseline,
+    gathered_collision,
+    gathered_states,
+    record_of_texts,
+)
 from flowalign.rollouts.processes import Processes
 
 
@@ -47,6 +54,10 @@ class LanguageSettings(PolicyGradientSettings):
     aggregation: Aggregation | None = None
     """mean over all tokens, over each text's ('sequence'), over texts of sums ('sum'), that over max_new_tokens
     ('constant'); default 'token', or 'sequence' with a loss of whole texts (gspo, pacs, reg_grpo), as published"""
+    kl_reference: str = "reference"
+    """Weights that the divergence refers to: the start weights, or a snapshot that follows (`training.snapshots`)."""
+    entropy_weight: float = 0.0
+    """Weight of the tokens' entropy in the loss, a bonus for staying uncertain (verl's entropy_coeff)."""
     kl_estimate: KLEstimate = "k3"
     kl_correction: bool = False
     """the divergence times the loss's ratio (with `gspo` the text's), so that its gradient is the KL's own (arXiv
@@ -71,7 +82,7 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
     Settings: ClassVar[type[LanguageSettings]] = LanguageSettings
     settings: LanguageSettings
     kind = "text"
-    fields = frozenset({"rewards", "baseline", "state"})
+    fields = frozenset({"rewards", "baseline", "state", "collision"})
     piece: ClassVar[LooksAt] = "group"
     takes_turns: ClassVar[bool] = True
     """every text is sampled, so that it may be an episode with an environment"""
@@ -86,6 +97,12 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
 
     def check(self, config: TextConfig) -> None:
         super().check(config)
+        known = ["reference", *config.training.snapshots]
+        if self.settings.kl_reference not in known:
+            raise ConfigError(
+                f"algorithm.kl_reference: no snapshot '{self.settings.kl_reference}'; "
+                f"{nearest(self.settings.kl_reference, known)}"
+            )
         if config.environment is not None and not self.takes_turns:
             raise ConfigError(
                 f"algorithm: '{config.algorithm.name}' learns from demonstrations, which are texts without turns; with "
@@ -110,6 +127,10 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
                 f"training: '{self.settings.loss.name}' looks at whole groups of {size} at once; "
                 f"updates_per_iteration=1 and micro_batch_size={size} work"
             )
+
+    @property
+    def uses_reference(self) -> bool:
+        return super().uses_reference and self.settings.kl_reference == "reference"
 
     @property
     def aggregation(self) -> Aggregation:
@@ -139,10 +160,17 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
             record.baseline = processes.gather(baseline(sampled).to(processes.device))
         if self.needs("state"):
             record.state = gathered_states(sampled, processes)
+        if self.needs("collision"):
+            record.collision = gathered_collision(sampled, processes)
         if self.settings.unlikeliness > 0:
             likelihood = masked_mean(record.log_prob, record.mask)
             record.reward = unlikeliness(record.reward, likelihood, record.group, self.settings.unlikeliness)
         return record
+
+    def experience(self, sampled: SampledTexts, record: Record, processes: Processes) -> ActionExperience:
+        experience = super().experience(sampled, record, processes)
+        experience.all_teach |= self.settings.kl_weight > 0 or self.settings.entropy_weight != 0
+        return experience
 
     def action_weights(self, sampler: LanguageSampler, record: Record) -> Tensor:
         """[B, T] whose product with the losses has the aggregated loss as its mean over B of sums over T."""
@@ -184,7 +212,8 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
     ) -> tuple[Tensor, dict[str, Tensor]]:
         rows, rollout = items[:, 0], experience.rollout
         mask = rollout.mask[rows]
-        log_prob, entropy = policy.log_probs(rollout, rows)
+        bonus = self.settings.entropy_weight
+        log_prob, entropy = policy.log_probs(rollout, rows, with_gradient=bonus != 0)
         tokens = Actions(
             log_prob=log_prob,
             old_log_prob=rollout.log_prob[rows],
@@ -198,8 +227,10 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
             keep = kept(log_prob, tokens.old_log_prob, tokens.advantage, mask, self.settings.sequence_mask)
             losses = losses * keep
             values["policy/sequence_mask"] = 1 - keep.float()
-        values |= {"policy/ratio": tokens.ratio, "policy/entropy": entropy}
+        values |= {"policy/ratio": tokens.ratio, "policy/entropy": entropy.detach()}
         total = masked_sum(losses * experience.loss_weight[rows], mask)
+        if bonus:
+            total = total - bonus * masked_sum(entropy * experience.divergence_weight[rows], mask)
         for name, (coefficient, divergence) in self.penalties(policy, experience, rows, tokens).items():
             total = total + coefficient * masked_sum(divergence * experience.divergence_weight[rows], mask)
             values[name] = divergence
@@ -240,7 +271,8 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
         """
         if self.settings.kl_weight == 0:
             return {}
-        with torch.no_grad(), policy.reference():
+        name = self.settings.kl_reference
+        with torch.no_grad(), policy.reference() if name == "reference" else policy.snapshot(name):
             reference, _ = policy.log_probs(experience.rollout, rows)
         divergence = sampled_kl(tokens.log_prob, reference, self.settings.kl_estimate)
         if self.settings.kl_correction:

@@ -40,7 +40,7 @@ class LineLearning(base.Algorithm[TextConfig, LanguageSampler, LanguagePolicy, N
     """Base: a subclass names the kind of lines, and has their loss."""
 
     kind = "text"
-    combines = frozenset({"shards", "lines"})
+    combines = frozenset({"shards", "lines", "passes"})
     unit = "lines"
     idle = "the lines' completions are already as likely as they can be, or algorithm.beta is too large"
     lines: ClassVar[type[Prompts]] = Prompts

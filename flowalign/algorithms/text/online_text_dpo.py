@@ -52,7 +52,7 @@ class OnlineTextDPO(
     Settings = OnlineTextDPOSettings
     settings: OnlineTextDPOSettings
     kind = "text"
-    combines = frozenset({"shards", "overlap"})
+    combines = frozenset({"shards", "overlap", "passes"})
     headline = "reward/mean"
     unit = "pairs"
 

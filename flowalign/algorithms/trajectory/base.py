@@ -18,8 +18,8 @@ from torch import Tensor
 from flowalign.algorithms import base
 from flowalign.algorithms.policy_gradient import ActionExperience, PolicyGradient, PolicyGradientSettings
 from flowalign.config import Config, Named
-from flowalign.core.advantages import group_advantage
 from flowalign.core.divergences import gaussian_kl, velocity_mse
+from flowalign.core.groups import group_advantage
 from flowalign.core.losses import guard_log_ratio
 from flowalign.core.record import Actions, Record
 from flowalign.core.seams import checked_loss

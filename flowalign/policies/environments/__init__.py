@@ -2,5 +2,6 @@
 
 from flowalign.policies.environments.base import Answer, Environment
 from flowalign.policies.environments.higher_lower import HigherLower
+from flowalign.policies.environments.tools import Tools
 
-__all__ = ["Answer", "Environment", "HigherLower"]
+__all__ = ["Answer", "Environment", "HigherLower", "Tools"]

@@ -13,6 +13,8 @@ class Answer(NamedTuple):
     done: bool = False
     state: str | None = None
     """Name of the next turn's state, by which GiGPO finds turns in one state; default: the observation."""
+    messages: list[dict[str, Any]] | None = None
+    """The observation as messages of a chat, such as answers of tools; default: one of the user."""
 
 
 class Environment(Protocol):

@@ -86,3 +86,8 @@ def _named(ids: Tensor, vocabulary: int) -> Tensor:
 def entropy_of(log_probs: Tensor) -> Tensor:
     """Entropy of distributions given as log-probabilities: [..., V] -> [...]."""
     return -(log_probs.exp() * log_probs.clamp(min=-1e4)).sum(-1)
+
+
+def collision_of(log_probs: Tensor) -> Tensor:
+    """Chance that two draws are alike, the sum of squared probabilities: [..., V] -> [...]."""
+    return (2 * log_probs).exp().sum(-1)

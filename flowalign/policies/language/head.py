@@ -17,6 +17,8 @@ RECOMPUTED: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": Fals
 """Arguments of torch's checkpoint; nothing here draws random numbers."""
 Head = Callable[[Tensor], Tensor]
 """[N, H] -> [N, V]"""
+Measure = Callable[[Tensor], Tensor]
+"""Log-probabilities [N, V] -> [N] a number for each distribution."""
 
 
 def token_scores(
@@ -27,8 +29,10 @@ def token_scores(
     decoding: Decoding,
     before: Tensor | None = None,
     undrawn: Sequence[int] = (),
+    measure: Measure = entropy_of,
+    with_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """[N] float32 log-probabilities of tokens, and entropies, without gradient, of what they were drawn from.
+    """[N] float32 log-probabilities of tokens, and a measure of the distributions that they were drawn from.
 
     Where there are more than `LOGITS` of them, a backward pass computes logits again instead of keeping them.
 
@@ -37,11 +41,13 @@ def token_scores(
         vocabulary: V.
         tokens: [N].
         before, undrawn: as of `Decoding.log_probs`.
+        measure: of distributions; `with_gradient`: gradients flow through it too.
     """
 
     def scores(hidden: Tensor, tokens: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
         log_probs = decoding.log_probs(head(hidden), before, tokens, undrawn)
-        return log_probs.gather(-1, tokens[:, None])[:, 0], entropy_of(log_probs.detach())
+        measured = measure(log_probs if with_gradient else log_probs.detach())
+        return log_probs.gather(-1, tokens[:, None])[:, 0], measured
 
     size = max(1, LOGITS // vocabulary)
     if len(tokens) <= size:
@@ -51,8 +57,8 @@ def token_scores(
         some = slice(i, i + size)
         earlier = None if before is None else before[some]
         chunks.append(checkpoint(scores, hidden[some], tokens[some], earlier, **RECOMPUTED))
-    log_prob, entropy = zip(*chunks, strict=True)
-    return torch.cat(log_prob), torch.cat(entropy)
+    log_prob, measured = zip(*chunks, strict=True)
+    return torch.cat(log_prob), torch.cat(measured)
 
 
 @contextlib.contextmanager

@@ -3,12 +3,11 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-from jinja2 import TemplateError
 from peft.tuners.tuners_utils import BaseTunerLayer
 from PIL.Image import Image
 from torch import Tensor, nn
@@ -24,8 +23,10 @@ from transformers import (
 
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.base import TRAINED, Policy, repeated_blocks, torch_dtype
-from flowalign.policies.language.decoding import Decoding
-from flowalign.policies.language.head import RECOMPUTED, Head, gives_logits, instead_of_logits, token_scores
+from flowalign.policies.language.chat import Chat, ChatTemplate, asked, chat
+from flowalign.policies.language.decoding import Decoding, entropy_of
+from flowalign.policies.language.head import RECOMPUTED, Head, Measure, gives_logits, instead_of_logits, token_scores
+from flowalign.policies.language.packing import packed, tells_texts_apart
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.token_sampler import SeededSampler
 from flowalign.runs.checkpoint import check_weights
@@ -45,8 +46,11 @@ class LanguagePolicy(Policy[TextRollout]):
         network: the model, loaded.
         tokenizer: its tokenizer.
         device: where it samples and trains.
-        padding: side of the padding when log-probabilities are computed. The two give the same numbers.
-        chat: put prompts into the tokenizer's chat template, as a user's turn after `system`.
+        padding: side of the padding when log-probabilities are computed, or 'packed': texts follow each other in the
+            place of most of it. All give the same numbers.
+        chat: put prompts into the tokenizer's chat template, as a user's turn after `system`, or as their messages.
+        template: a chat template in the place of the tokenizer's, as a text in Jinja.
+        template_arguments: further arguments of the template, such as enable_thinking.
     """
 
     noun: ClassVar[str] = "language model"
@@ -58,17 +62,24 @@ class LanguagePolicy(Policy[TextRollout]):
         network: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         device: torch.device | str = "cpu",
-        padding: Literal["left", "right"] = "left",
+        padding: Literal["left", "right", "packed"] = "left",
         chat: bool = False,
         system: str | None = None,
+        template: str | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(network.to(device), device)
         self.tokenizer, self.padding, self.chat, self.system = tokenizer, padding, chat, system
+        self.template_arguments = dict(template_arguments or {})
+        if template is not None:
+            tokenizer.chat_template = template
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
         if chat and tokenizer.chat_template is None:
-            raise ConfigError("model.chat: this tokenizer has no chat template; model.chat=false works")
+            raise ConfigError("model.chat: this tokenizer has no chat template; model.chat_template: FILE gives it one")
         self._head_is_last = gives_logits(network)
+        if padding == "packed" and not tells_texts_apart(network):
+            raise ConfigError("model.padding: this network cannot tell texts apart that follow each other; left works")
 
     @classmethod
     def from_pretrained(
@@ -141,22 +152,28 @@ class LanguagePolicy(Policy[TextRollout]):
 
     def begin(self, prompt: str) -> list[int]:
         """Token ids of a prompt as the model gets it; of an empty one what begins a text, or else what ends one."""
-        text = self._templated(prompt) if self.chat else prompt
-        tokenizer = self.tokenizer
+        tokenizer, text = self.tokenizer, prompt
+        if self.chat:
+            messages = prompt.messages if isinstance(prompt, Chat) else [{"role": "user", "content": prompt}]
+            text = self.chat_template.prompt(messages)
         ids = list(tokenizer(text, add_special_tokens=not self.chat).input_ids)
         first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         return ids or [first]
 
+    def _begin_with(self, prompt: str, record: Mapping[str, Any]) -> list[int]:
+        return self.begin(chat(prompt, record))
+
     def padded(self, rows: Sequence[list[int]], prompts: Sequence[str], room: int) -> tuple[Tensor, Tensor]:
         """Rows of token ids as one tensor, padded on the left, and their mask; raises as `encode`."""
-        self._check_room([len(row) for row in rows], prompts, room)
+        self.check_room([len(row) for row in rows], prompts, room)
         width = max(map(len, rows))
         padding = self.tokenizer.pad_token_id
         ids = torch.tensor([[padding] * (width - len(row)) + row for row in rows], device=self.device)
         mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows], device=self.device)
         return ids, mask
 
-    def _check_room(self, lengths: Sequence[int], prompts: Sequence[str], room: int) -> None:
+    def check_room(self, lengths: Sequence[int], prompts: Sequence[str], room: int) -> None:
+        """Refuse a prompt that with `room` tokens after it is longer than the model's context."""
         context = getattr(self.network.config.get_text_config(), "max_position_embeddings", None)
         for length, prompt in zip(lengths, prompts, strict=True):
             if context is not None and length + room > context:
@@ -187,20 +204,20 @@ class LanguagePolicy(Policy[TextRollout]):
         ids, mask = self.padded(rows, prompts, room)
         return {"input_ids": ids, "attention_mask": mask.long()}
 
-    def _templated(self, prompt: str) -> str:
-        turns = [{"role": "system", "content": self.system}] if self.system is not None else []
-        turns.append({"role": "user", "content": prompt})
-        with self._asking_template():
-            return self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The template that prompts are put into."""
+        ends = [self.tokenizer.decode([end]) for end in self.ends]
+        return ChatTemplate(self._apply_template, ends, self.system, self.tools, self.template_arguments)
 
-    @contextlib.contextmanager
-    def _asking_template(self) -> Iterator[None]:
-        """What a chat template complains of becomes one line; Gemma's takes no system's turn."""
-        try:
-            yield
-        except TemplateError as error:
-            system = "; model.system=null works, with its words in the prompts" if self.system is not None else ""
-            raise ConfigError(f"model: the chat template says '{' '.join(str(error).split())}'{system}") from error
+    @cached_property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """Schemas of functions that the model may call."""
+        return []
+
+    @property
+    def _apply_template(self) -> Callable[..., Any]:
+        return self.tokenizer.apply_chat_template
 
     @torch.no_grad()
     def sample(
@@ -221,7 +238,7 @@ class LanguagePolicy(Policy[TextRollout]):
             metadata: metadata of the prompts; a model that sees pictures is shown its 'image'.
             decoding: fields of `Decoding`, such as temperature.
         """
-        rule = Decoding(**decoding)
+        rule, prompts = Decoding(**decoding), asked(prompts, metadata)
         rollouts, pictures = [], self.pictures(metadata)
         for i in range(0, len(prompts), batch_size):
             report(i, len(prompts))
@@ -274,14 +291,51 @@ class LanguagePolicy(Policy[TextRollout]):
             pictures=pictures,
         )
 
-    def log_probs(self, rollout: TextRollout, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of the completions' tokens under the current weights, and their entropies without gradient.
+    def log_probs(
+        self, rollout: TextRollout, rows: Tensor, measure: Measure = entropy_of, with_gradient: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of the completions' tokens under the current weights, and a measure of the distributions.
 
         Args:
             rows: [N] of the rollout.
+            measure: of each token's distribution; default its entropy.
+            with_gradient: gradients flow through the measure too.
 
         Returns:
             Two [N, T] float32, 0 where the mask is False.
+        """
+        mask = rollout.mask[rows]
+
+        def scores(hidden: Tensor, head: Head, tokens: Tensor, earlier: Tensor | None) -> Tensor:
+            """[N, T, 2] in the place of logits."""
+            rule = rollout.decoding
+            sampled = token_scores(
+                hidden, head, self.vocabulary, tokens, rule, earlier, self.undrawn, measure, with_gradient
+            )
+            scored = torch.zeros(*mask.shape, 2, device=hidden.device)
+            return scored.index_put(mask.nonzero(as_tuple=True), torch.stack(sampled, -1))
+
+        scored = self.at_tokens(rollout, rows, scores)
+        return scored[..., 0], scored[..., 1] if with_gradient else scored[..., 1].detach()
+
+    def distributions(self, rollout: TextRollout, rows: Tensor) -> Tensor:
+        """[M, V] float32 log-probabilities of all tokens where each of the M tokens of these rows was drawn.
+
+        They are kept for a backward pass, so that the memory is of M V numbers.
+        """
+
+        def scores(hidden: Tensor, head: Head, tokens: Tensor, earlier: Tensor | None) -> Tensor:
+            return rollout.decoding.log_probs(head(hidden), earlier, tokens, self.undrawn)
+
+        return self.at_tokens(rollout, rows, scores)
+
+    def at_tokens(
+        self, rollout: TextRollout, rows: Tensor, scores: Callable[[Tensor, Head, Tensor, Tensor | None], Tensor]
+    ) -> Tensor:
+        """What `scores` makes of what the output head gets where tokens were drawn.
+
+        Args:
+            scores: function of that [M, H], the head, the M tokens, and for a repetition penalty those before each.
         """
         prompt_mask, mask = rollout.prompt_mask[rows], rollout.mask[rows]
         ids = torch.cat([rollout.prompt_ids[rows], rollout.completion_ids[rows]], 1)
@@ -299,28 +353,28 @@ class LanguagePolicy(Policy[TextRollout]):
         if rollout.decoding.repetition_penalty != 1:
             came = (torch.arange(width + length, device=ids.device) <= drawn[:, None]) & attention[texts]
             earlier = ids[texts].where(came, -1)
+        tokens = rollout.completion_ids[rows][texts, positions]
+        inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": attention.long(), "use_cache": False}
+        places = texts, drawn
+        if self.padding == "packed":
+            joined = packed(ids, attention)
+            inputs = {"input_ids": joined.input_ids, "position_ids": joined.position_ids, "use_cache": False}
+            places = joined.row[texts], joined.first[texts] + attention.cumsum(1)[texts, drawn] - 1
+        else:
+            inputs |= self.replay_inputs(rollout, rows, attention)
 
-        def scores(hidden: Tensor, head: Head) -> Tensor:
-            """[N, T, 2] in the place of logits."""
-            tokens = rollout.completion_ids[rows][texts, positions]
-            sampled = token_scores(
-                hidden[texts, drawn], head, self.vocabulary, tokens, rollout.decoding, earlier, self.undrawn
-            )
-            scored = torch.zeros(*mask.shape, 2, device=hidden.device)
-            return scored.index_put((texts, positions), torch.stack(sampled, -1))
+        def scored(hidden: Tensor, head: Head) -> Tensor:
+            return scores(hidden[places], head, tokens, earlier)
 
         wrapped: nn.Module = self.model if torch.is_grad_enabled() else self._bare
         bare: Any = self.network if torch.is_grad_enabled() else self._bare
         self.forwards += len(rows)
-        inputs = {"input_ids": ids, "attention_mask": attention.long(), "use_cache": False}
-        inputs |= self.replay_inputs(rollout, rows, attention)
         with self._autocast():
-            if self._head_is_last:
-                with instead_of_logits(bare.get_output_embeddings(), scores):
-                    scored = wrapped(**inputs).logits
-            else:
-                scored = scores(wrapped(**inputs).logits, lambda logits: logits)
-        return scored[..., 0], scored[..., 1].detach()
+            if not self._head_is_last:
+                return scored(wrapped(**inputs).logits, lambda logits: logits)
+            with instead_of_logits(bare.get_output_embeddings(), scored):
+                made: Tensor = wrapped(**inputs).logits
+                return made
 
     def replay_inputs(self, rollout: TextRollout, rows: Tensor, attention: Tensor) -> dict[str, Any]:
         """The network's arguments to score completions, besides tokens and their mask `attention`."""
@@ -348,7 +402,7 @@ class LanguagePolicy(Policy[TextRollout]):
         return self.tokenizer.batch_decode(rows, skip_special_tokens=True)
 
     def bind(self, reward: object) -> None:
-        model = CausalModel(self.network, self.tokenizer, self.begin)
+        model = CausalModel(self.network, self.tokenizer, self._begin_with)
         model.snapshot = self.snapshot
         bind(reward, model)
 

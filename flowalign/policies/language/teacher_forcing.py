@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowalign.policies.language.chat import asked
 from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout, right_padded
@@ -60,7 +61,7 @@ def demonstrated(
         ConfigError: a prompt and its text do not fit into the model's context.
     """
     rows = [[*policy.tokenizer(t, add_special_tokens=False).input_ids, policy.tokenizer.eos_token_id] for t in texts]
-    pictures = policy.pictures(metadata)
+    pictures, prompts = policy.pictures(metadata), asked(prompts, metadata)
     inputs = policy.prompt_inputs(prompts, pictures, max(map(len, rows)))
     ids, prompt_mask = inputs["input_ids"], inputs["attention_mask"].bool()
     ended = torch.ones(len(rows), dtype=torch.bool)
@@ -86,7 +87,7 @@ def continued(
         metadata: metadata of the prompts, for models that see pictures.
         decoding: fields of `Decoding`.
     """
-    rule = Decoding(**decoding)
+    rule, prompts = Decoding(**decoding), asked(prompts, metadata)
     rollouts, pictures = [], policy.pictures(metadata)
     for i in range(0, len(prompts), batch_size):
         chunk = slice(i, i + batch_size)

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.environments import Answer, Environment
+from flowalign.policies.language.chat import chat
 from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout, TurnTaken, right_padded
@@ -20,9 +21,6 @@ from flowalign.runs.progress import report
 from rewards.base import one_line
 from rewards.text.turns import Transcript, Turn
 from samplers import derive_seed
-
-TALK = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
-"""Example that shows where a chat template puts things."""
 
 
 @dataclass(kw_only=True)
@@ -77,6 +75,14 @@ class AgentPolicy(LanguagePolicy):
         super().__init__(network, tokenizer, device, **settings)
         self.environment, self.turns = environment, turns
 
+    @cached_property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """Schemas of the environment's functions, where it has some."""
+        tools: Sequence[Mapping[str, Any]] = getattr(self.environment(), "tools", [])
+        if tools and not self.chat:
+            raise ConfigError("environment: functions are called by a chat template; model.chat=true works")
+        return tools
+
     @torch.no_grad()
     def sample(
         self,
@@ -102,7 +108,7 @@ class AgentPolicy(LanguagePolicy):
         rule = Decoding(**decoding)
         records = metadata or [{} for _ in prompts]
         episodes = [self._begin(*each) for each in zip(prompts, records, seeds, strict=True)]
-        self._check_room([len(each.begun) for each in episodes], prompts, max_new_tokens)
+        self.check_room([len(each.begun) for each in episodes], prompts, max_new_tokens)
         for turn in range(self.turns):
             report(turn, self.turns)
             playing = [each for each in episodes if not each.done and self._fits(each, max_new_tokens)]
@@ -114,7 +120,8 @@ class AgentPolicy(LanguagePolicy):
         environment = self.environment()
         with _named(environment, prompt):
             first = environment.reset(prompt, record)
-        return Episode(environment=environment, prompt=prompt, seed=seed, begun=self.begin(first), state=first)
+        begun = self.begin(chat(first, record) if first == prompt else first)
+        return Episode(environment=environment, prompt=prompt, seed=seed, begun=begun, state=first)
 
     def _fits(self, episode: Episode, room: int) -> bool:
         context = getattr(self.network.config.get_text_config(), "max_position_embeddings", None)
@@ -136,34 +143,25 @@ class AgentPolicy(LanguagePolicy):
             with _named(each.environment, each.prompt):
                 answer = Answer(*each.environment.step(said))
             if not answer.done:
-                each.add(([] if rollout.ended[row] else [self._end]) + self._answered(answer.observation))
+                each.add(([] if rollout.ended[row] else [self._end]) + self._answered(answer))
             each.taken.append(TurnTaken(float(answer.reward), each.state))
             each.done = answer.done
             each.state = answer.observation if answer.state is None else answer.state
 
-    def _answered(self, observation: str) -> list[int]:
+    def _answered(self, answer: Answer) -> list[int]:
         """Token ids of an environment's answer, up to where the model's turn begins."""
-        if not self.chat:
-            return list(self.tokenizer(observation, add_special_tokens=False).input_ids)
-        # as the template puts it between an assistant's end token and the next turn
-        before = self.tokenizer.apply_chat_template(TALK, tokenize=False)
-        talk = [*TALK, {"role": "user", "content": observation}]
-        whole = self.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
-        ended, end, _ = before.rpartition(self.tokenizer.decode([self._end]))
-        if not whole.startswith(ended + end):
-            raise ConfigError("environment: this chat template changes earlier turns; a template that keeps them works")
-        return list(self.tokenizer(whole[len(ended + end) :], add_special_tokens=False).input_ids)
+        text = answer.observation
+        if self.chat:
+            text = self.chat_template.between(answer.messages or [{"role": "user", "content": text}])
+        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
 
     @cached_property
     def _end(self) -> int:
         """The token that ends a turn; of a chat, the one that its template puts there."""
         if not self.chat:
             return self.ends[0]
-        before = self.tokenizer.apply_chat_template(TALK, tokenize=False)
-        position, end = max((before.rfind(self.tokenizer.decode([end])), end) for end in self.ends)
-        if position < 0:
-            raise ConfigError("environment: this chat template ends no turn by a token that the model ends texts by")
-        return end
+        end = self.chat_template.end()
+        return next(token for token in self.ends if self.tokenizer.decode([token]) == end)
 
     def _rollout(self, episodes: Sequence[Episode], decoding: Decoding) -> TextRollout:
         ids, prompt_mask = self.padded([each.begun for each in episodes], [each.prompt for each in episodes], 0)

@@ -1,6 +1,6 @@
 """A policy over a transformers image-text-to-text model: a language model that is shown pictures with its prompts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedModel, ProcessorMixin
 
 from flowalign.errors import ConfigError
+from flowalign.policies.language.chat import ChatTemplate
 from flowalign.policies.language.policy import ATTENTION_PROJECTIONS, LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
 from rewards import bind
@@ -28,6 +29,7 @@ class VisionLanguagePolicy(LanguagePolicy):
         processor: its processor, with a tokenizer and a chat template.
         device: where it samples and trains.
         system: the system's turn before a prompt.
+        template, template_arguments: as of `LanguagePolicy`.
     """
 
     noun = "image-text-to-text model"
@@ -40,8 +42,12 @@ class VisionLanguagePolicy(LanguagePolicy):
         processor: ProcessorMixin,
         device: torch.device | str = "cpu",
         system: str | None = None,
+        template: str | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(network, processor.tokenizer, device, system=system)
+        super().__init__(network, processor.tokenizer, device, system=system, template_arguments=template_arguments)
+        if template is not None:
+            processor.chat_template = template
         self.processor = processor
         self.tokenizer.padding_side = "left"
         if processor.chat_template is None:
@@ -78,7 +84,7 @@ class VisionLanguagePolicy(LanguagePolicy):
         texts = [self._turn(prompt, len(shown)) for prompt, shown in zip(prompts, pictures, strict=True)]
         images = [list(shown) for shown in pictures] if any(pictures) else None
         inputs = self.processor(text=texts, images=images, padding=True, return_tensors="pt")
-        self._check_room(inputs["attention_mask"].sum(1).tolist(), prompts, room)
+        self.check_room(inputs["attention_mask"].sum(1).tolist(), prompts, room)
         return dict(inputs.to(self.device, self.dtype))
 
     def continued_inputs(
@@ -91,7 +97,7 @@ class VisionLanguagePolicy(LanguagePolicy):
         inputs = self.prompt_inputs(prompts, pictures, 0)
         kept = inputs["attention_mask"].bool()
         lengths = [int(row.sum()) + len(tokens) for row, tokens in zip(kept, continuations, strict=True)]
-        self._check_room(lengths, prompts, room)
+        self.check_room(lengths, prompts, room)
         width = max(lengths)
         for name, values in inputs.items():
             if name not in ("input_ids", "attention_mask") and not name.endswith("token_type_ids"):
@@ -125,10 +131,17 @@ class VisionLanguagePolicy(LanguagePolicy):
     def _turn(self, prompt: str, pictures: int) -> str:
         content: list[dict[str, str]] = [{"type": "image"} for _ in range(pictures)]
         messages: list[dict[str, Any]] = [{"role": "user", "content": [*content, {"type": "text", "text": prompt}]}]
-        if self.system is not None:
-            messages.insert(0, {"role": "system", "content": [{"type": "text", "text": self.system}]})
-        with self._asking_template():
-            return self.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return self.chat_template.prompt(messages)
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        template = super().chat_template
+        template.system = None if self.system is None else [{"type": "text", "text": self.system}]
+        return template
+
+    @property
+    def _apply_template(self) -> Callable[..., Any]:
+        return self.processor.apply_chat_template
 
     def save(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
         """Write what `from_pretrained`, a judge of `vlm_judge` and peft load."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flowalign.core import advantages
-from flowalign.core.advantages import group_advantage, group_mean_std, zero_spread
+from flowalign.core.groups import group_advantage, group_mean_std, zero_spread
 from flowalign.core.record import Record
 from rewards.text.process import clip_bound, delta_bound
 
@@ -403,3 +403,18 @@ def test_process_returns_are_normalised_sums() -> None:
             expected = (value - statistics.mean(pool)) / (statistics.stdev(pool) + 1e-4)
             assert made[row, t].item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert made[1, 3] == 0
+
+
+def test_gpg_makes_up_for_groups_that_teach_nothing() -> None:
+    made = advantages.gpg(record([1.0, 0, 1, 1, 0, 0], [0, 0, 1, 1, 2, 2]))
+    # two of six rows have a gradient
+    assert made.tolist() == pytest.approx([1.5, -1.5, 0, 0, 0, 0])
+
+
+def test_rows_that_no_reward_applies_to_are_in_no_mean() -> None:
+    """TRL's nanmean and nanstd."""
+    reward = torch.tensor([1.0, math.nan, 0.5, 3.0, 2.0, math.nan])
+    made = advantages.grpo(record(reward, [0, 0, 0, 1, 1, 1]), unbiased=True)
+    for rows in ([0, 2], [3, 4]):
+        given = reward[rows]
+        torch.testing.assert_close(made[rows], (given - given.mean()) / (given.std() + 1e-4))

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowalign.core.advantages import group_advantage
 from flowalign.core.credit import (
     back_up,
     best_and_worst,
@@ -16,6 +15,7 @@ from flowalign.core.credit import (
     turning_point_rewards,
     turning_points,
 )
+from flowalign.core.groups import group_advantage
 from samplers import Tree
 
 

@@ -183,7 +183,7 @@ def scored(on_policy: bool = False) -> Actions:
     )
 
 
-@pytest.mark.parametrize("name", ["ppo", "gspo", "cispo", "reinforce", "sapo", "gmpo", "luspo", "vespo", "dppo"])
+@pytest.mark.parametrize("name", ["ppo", "gspo", "cispo", "reinforce", "dro", "sapo", "gmpo", "luspo", "vespo", "dppo"])
 def test_on_the_weights_that_sampled_all_have_one_gradient(name: str) -> None:
     actions = scored(on_policy=True)
     aggregated(getattr(losses, name)(actions)[0], MASK, "sequence").backward()
@@ -308,3 +308,10 @@ def test_losses_of_rows_are_averaged_over_rows() -> None:
     expected = F.binary_cross_entropy_with_logits(score - others, reward)
     made = aggregated(losses.pacs(actions)[0], mask, losses.pacs.aggregation)
     torch.testing.assert_close(made, expected)
+
+
+def test_dro_is_reinforce_held_by_a_square() -> None:
+    actions = scored()
+    losses.dro(actions, beta=0.3)[0].sum().backward()
+    expected = -actions.advantage + 0.3 * (actions.log_prob - actions.old_log_prob).detach()
+    torch.testing.assert_close(actions.log_prob.grad, expected)

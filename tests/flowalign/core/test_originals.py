@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flowalign.core import advantages, losses
 from flowalign.core.aggregation import Aggregation, action_weights
+from flowalign.core.baselines import clipped_value_loss, generalised
 from flowalign.core.divergences import sampled_kl
 from flowalign.core.losses import Losses, cispo, gspo, ppo
 from flowalign.core.off_policy import kept
@@ -171,3 +172,24 @@ def test_opo_and_low_var_kl_are_verls() -> None:
     close(advantages.opo(record())[:, None] * MASK, NEWER["verl"]["opo"])
     far = GIVEN["log_prob"] - 10 * GIVEN["entropy"]
     close(sampled_kl(far, GIVEN["reference"], "low_var_kl"), NEWER["verl"]["low_var_kl"])
+
+
+BASELINES = {
+    name: torch.tensor(values)
+    for name, values in json.loads((Path(__file__).parent / "originals" / "baselines.json").read_text()).items()
+}
+
+
+def test_other_baselines_and_the_critics_loss_are_verls() -> None:
+    given = record(collision=BASELINES["collision"], value=BASELINES["value"])
+    close(advantages.optimal_token_baseline(given), BASELINES["optimal_token_baseline"])
+    close(advantages.gae(given, gamma=0.97, smoothing=0.9), BASELINES["gae"] * MASK)
+    returns = generalised(given, 0.97, 0.9) + given.value
+    close(returns.where(MASK, 0), BASELINES["returns"].where(MASK, 0))
+    # of the eight rewards four are 0, which verl leaves out of its count; all groups have spread
+    close(advantages.gpg(given)[:, None] * MASK * 8 / 4, BASELINES["gpg"])
+    value = (BASELINES["value"] + GIVEN["advantage"]).requires_grad_()
+    loss = aggregated(clipped_value_loss(value, BASELINES["value"], BASELINES["returns"], 0.5), "token")
+    loss.backward()
+    close(loss, BASELINES["loss"])
+    close(value.grad, BASELINES["gradient"])

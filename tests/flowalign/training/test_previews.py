@@ -9,7 +9,7 @@ import torch
 
 from flowalign.app.gallery import build
 from flowalign.app.gallery.runs import read_run
-from flowalign.core.advantages import group_advantage
+from flowalign.core.groups import group_advantage
 from flowalign.data.batches import draw_batch
 from flowalign.rollouts.draw import Draw
 from flowalign.training import Trainer

@@ -11,7 +11,7 @@ from flowalign.errors import ConfigError
 from flowalign.training import Trainer
 from rewards import RewardError, score
 from rewards.text.confidence import AnswerConfidence, Consistency
-from rewards.text.contrast import DensityRatio, Endogenous, FollowUp, Foretold
+from rewards.text.contrast import DensityRatio, Endogenous, FollowUp
 from rewards.text.model import CausalModel
 from rewards.text.verifiers import ExactMatch
 

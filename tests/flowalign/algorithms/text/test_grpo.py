@@ -353,3 +353,75 @@ def test_a_selection_learns_and_goes_on_where_it_was(selection: str, world: Path
     assert state and state != type(run.selection)().state_dict()
     again = trainer(world, tmp_path, *settings, resume=True)
     assert again.selection.state_dict() == state
+
+
+def test_two_passes_learn_from_every_text_twice(world: Path, tmp_path: Path) -> None:
+    run = trainer(world, tmp_path, "training.passes=2", "training.updates_per_iteration=2")
+    seen, update = [], run.learner.update
+
+    def kept(experience: Any, items: torch.Tensor, **more: Any) -> Any:
+        seen.append(items[:, 0].sort().values.tolist())
+        return update(experience, items, **more)
+
+    run.learner.update = kept  # type: ignore[method-assign]
+    run.iterate()
+    everything = list(range(len(seen[0]) * 2))
+    assert sorted(seen[0] + seen[1]) == sorted(seen[2] + seen[3]) == everything
+    assert seen[0] not in seen[2:], "each pass has another order"
+
+
+def test_the_reference_follows_as_trls_does(world: Path, tmp_path: Path) -> None:
+    """ref = 0.6 policy + 0.4 ref, every second update (TRL's sync_ref_model)."""
+    follow = "training.snapshots={slow: {decay: 0.4, every: update, interval: 2}}"
+    run = trainer(world, tmp_path, follow, "algorithm.kl_weight=0.1", "algorithm.kl_reference=slow")
+    start, seen = run.policy.network.model.embed_tokens.weight.detach().clone(), []
+    for _ in range(3):
+        seen.append(run.iterate()["policy/kl"])
+        run.iteration += 1
+        moved = run.policy.network.model.embed_tokens.weight.detach().clone()
+        if run.iteration == 2:
+            expected = 0.6 * moved + 0.4 * start
+    with run.policy.snapshot("slow"):
+        torch.testing.assert_close(run.policy.network.model.embed_tokens.weight, expected)
+    assert seen[0] == 0 < seen[1]
+    assert not run.algorithm.uses_reference, "no copy of the start weights is kept"
+
+
+def test_the_entropy_bonus_has_the_entropys_gradient(world: Path, tmp_path: Path) -> None:
+    run = trainer(world, tmp_path, "algorithm.entropy_weight=0.5", reward=nothing)
+    parameters = list(run.policy.trainable().values())
+    draw = run.groups.draw(0)
+    experience = run.collect(draw)
+    rollout = experience.rollout
+    loss = run.algorithm.losses(run.policy, experience, experience.items)[0].mean()
+    found = torch.autograd.grad(loss, parameters)
+    ids = torch.cat([rollout.prompt_ids, rollout.completion_ids], 1)
+    mask = torch.cat([rollout.prompt_mask, rollout.mask], 1)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    logits = run.policy.network(input_ids=ids, attention_mask=mask.long(), position_ids=positions).logits
+    chance = logits[:, rollout.prompt_ids.shape[1] - 1 : -1].softmax(-1)
+    entropy = -(chance * chance.log()).sum(-1)[rollout.mask].mean()
+    for one, other in zip(found, torch.autograd.grad(-0.5 * entropy, parameters), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-3)
+
+
+def test_a_critic_learns_the_texts_worth(world: Path, tmp_path: Path) -> None:
+    settings = "training.optimizer.learning_rate=1e-3", "training.iterations=12", "training.passes=2"
+    run = trainer(world, tmp_path, *settings, name="text_ppo", reward=lambda texts, prompts: [2.0] * len(texts))
+    run.train()
+    metrics = run.metrics.read()
+    assert metrics[0]["critic/value"] == 0 and metrics[0]["critic/loss"] == pytest.approx(2.0, rel=0.2)
+    assert metrics[-1]["critic/value"] > 0.3 and metrics[-1]["critic/loss"] < metrics[0]["critic/loss"]
+
+
+def test_a_text_that_no_reward_applies_to_teaches_nothing(world: Path, tmp_path: Path) -> None:
+    async def some(texts: list[str], prompts: list[str]) -> list[float | None]:
+        return [None if number % 4 == 0 else float(number % 4) for number in range(len(texts))]
+
+    run = trainer(world, tmp_path, reward=some)
+    experience = run.collect(run.groups.draw(0))
+    left_out = torch.arange(len(experience.batch)) % 4 == 0
+    assert not experience.advantage[left_out].any() and experience.advantage[~left_out].any()
+    assert not experience.advantage.isnan().any()
+    assert experience.metrics["reward/mean"] == pytest.approx(2)
+    assert run.iterate()["policy/gradient_norm"] > 0

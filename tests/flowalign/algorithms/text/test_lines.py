@@ -10,7 +10,10 @@ from torch.nn import functional as F
 
 from flowalign.algorithms.text.online_text_dpo import BestAndWorst
 from flowalign.algorithms.text.text_kto import LabelExperience, mismatched_gain
+from flowalign.core.distillation import total_variation
 from flowalign.errors import ConfigError
+from flowalign.policies.language.policy import LanguagePolicy
+from flowalign.policies.language.teacher_forcing import demonstrated
 from flowalign.training import Trainer
 from tests.flowalign.small_run import small_run
 
@@ -162,6 +165,9 @@ def test_a_run_ends_and_its_margin_rises(file: Path, tmp_path: Path) -> None:
     ("name", "line", "says"),
     [
         ("text_sft", {"prompt": "1+1="}, "no text under the key 'completion'"),
+        ("gkd, teacher: tiny_lm", {"prompt": "1+1="}, "no text under the key 'completion'"),
+        ("text_sft, weight: trust", {"prompt": "1+1=", "completion": "2", "trust": -1}, "no number of 0 or more under"),
+        ("text_sft, prefix: class", {"prompt": "1+1=", "completion": "2"}, "no text under 'class', which"),
         ("text_dpo", {"prompt": "1+1=", "chosen": "2"}, "line 1: no text under the key 'rejected'"),
         ("text_kto", {"prompt": "1+1=", "completion": "2", "label": "fine"}, "'label' is not true (good)"),
         ("text_kto", {"prompt": "1+1=", "completion": "2", "label": True}, "all labels are true"),
@@ -170,7 +176,12 @@ def test_a_run_ends_and_its_margin_rises(file: Path, tmp_path: Path) -> None:
 def test_lines_that_cannot_be_learned_from(name: str, line: dict[str, Any], says: str, tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text(json.dumps(line) + "\n")
     with pytest.raises(ConfigError) as error:
-        trainer(name, tmp_path / "bad.jsonl", tmp_path, "algorithm={name: " + name + "}")
+        trainer(
+            f"text_{name.partition(',')[0].removeprefix('text_')}",
+            tmp_path / "bad.jsonl",
+            tmp_path,
+            "algorithm={name: " + name + "}",
+        )
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
@@ -179,3 +190,80 @@ def test_a_group_of_one_is_for_lines_alone(file: Path, tmp_path: Path) -> None:
         trainer("grpo", file, tmp_path)
     with pytest.raises(ConfigError, match="a line of the data once an iteration"):
         trainer("text_dpo", file, tmp_path, "training.group_size=4")
+
+
+def test_classes_of_sources_weigh_and_stand_before_the_prompt(file: Path, tmp_path: Path) -> None:
+    """C-RLFT: the sum of exp(r / beta) times the likelihood under the class's prompt."""
+    lines = [line | {"completion": line["chosen"]} for line in LINES]
+    for number, line in enumerate(lines):
+        line |= {"class": "++" if number % 2 else "-", "trust": 1.0 if number % 2 else 0.1}  # type: ignore[operator]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = trainer("text_sft", file, tmp_path, "algorithm={name: text_sft, weight: trust, prefix: class}")
+    given = [line | {"prompt": line["class"] + line["prompt"]} for line in lines]
+    log_probs = [literal(run, line, "chosen") for line in given]
+    weighed = sum(float(line["trust"]) * each.sum() for line, each in zip(lines, log_probs, strict=True))
+    expected = -weighed / sum(len(each) for each in log_probs)  # type: ignore[operator]
+    expected_gradient = gradient(run, expected)
+    found, _ = learned(run)
+    torch.testing.assert_close(found, expected_gradient, atol=1e-6, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped model with other weights."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from flowalign.data import ASSETS
+
+    folder = tmp_path_factory.mktemp("teacher")
+    network = AutoModelForCausalLM.from_pretrained(ASSETS / "tiny_lm")
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight += 0.4 * weight.std() * torch.randn_like(weight) if weight.dim() > 1 else 0
+    network.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(ASSETS / "tiny_lm").save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+def test_distillation_is_trls(beta: float, file: Path, teacher: Path, tmp_path: Path) -> None:
+    from trl.experimental.gkd import GKDTrainer
+
+    settings = f"algorithm={{name: gkd, teacher: '{teacher}', beta: {beta}, on_policy: 0, completion: chosen}}"
+    run = trainer("text_gkd", file, tmp_path, settings, "rollout.temperature=0.7")
+    other = LanguagePolicy.from_pretrained(teacher)
+    student, taught = [], []
+    for line in LINES:
+        prompt = run.policy.tokenizer(line["prompt"]).input_ids
+        answer = run.policy.tokenizer(line["chosen"], add_special_tokens=False).input_ids
+        ids = torch.tensor([prompt + answer])
+        student.append(run.policy.network(ids).logits[0, len(prompt) - 1 :])
+        taught.append(other.network(ids).logits[0, len(prompt) - 1 :].detach())
+    logits, teachers = torch.cat(student)[None], torch.cat(taught)[None]
+    everything = torch.zeros(logits.shape[:2], dtype=torch.long)
+    expected = GKDTrainer.generalized_jsd_loss(logits, teachers, labels=everything, beta=beta, temperature=0.7)
+    expected_gradient = gradient(run, expected)
+    found, loss = learned(run)
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+    torch.testing.assert_close(found, expected_gradient, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("divergence", ["tvd", "tvd++"])
+def test_a_draft_model_comes_nearer_to_its_target(divergence: str, file: Path, teacher: Path, tmp_path: Path) -> None:
+    settings = f"algorithm={{name: gkd, teacher: '{teacher}', divergence: {divergence}, on_policy: 1}}"
+    run = trainer("text_gkd", file, tmp_path, settings, "training.optimizer.learning_rate=1e-4")
+    other = LanguagePolicy.from_pretrained(teacher)
+    rollout = demonstrated(run.policy, [line["prompt"] for line in LINES], [line["chosen"] for line in LINES])
+
+    def distance() -> float:
+        rows = torch.arange(len(LINES))
+        with torch.no_grad():
+            each = total_variation(run.policy.distributions(rollout, rows), other.distributions(rollout, rows))
+        return each.mean().item()
+
+    before = distance()
+    for _ in range(12):
+        assert run.iterate()["distillation/on_policy"] == 1
+        run.iteration += 1
+    assert distance() < 0.95 * before

@@ -258,14 +258,14 @@ def test_a_chat_gets_an_answer_as_a_users_turn() -> None:
     own.network.generation_config.eos_token_id = [0, 2]
     assert own.decode(own.sample(["7"], [3], max_new_tokens=3)) == [text]
     own.tokenizer.chat_template = "{{ messages | length }}</s>"
-    with pytest.raises(ConfigError, match="this chat template changes earlier turns"):
+    with pytest.raises(ConfigError, match="this chat template leaves out earlier turns"):
         own.sample(["7"], [3], max_new_tokens=3)
 
 
 def test_a_plain_tuple_answers_and_its_observation_is_the_state() -> None:
     first: Environment = Echo()
     first.reset("=", {})
-    assert Answer(*first.step("5")) == ("+5", 1.0, False, None)
+    assert Answer(*first.step("5")) == ("+5", 1.0, False, None, None)
     own = policy(Echo, turns=2)
     rollout = played(own)
     for row, text in enumerate(own.decode(rollout)):
