@@ -9,18 +9,20 @@ from typing import Any
 import PIL.Image
 import torch
 from torch import Tensor
+
 from flowalign.data import Preferences
 from flowalign.errors import ConfigError
 from flowalign.reward_training.scorer import PreferenceModel
 from rewards.check import TEXTS
-from rewards.judges import LocalJudge, Question, Template, load_template
 from rewards.hub import reason
+from rewards.judges import LocalJudge, Question, Template, load_template
 from rewards.judges.texts import classes_of
 from rewards.pictures import read_picture
 
 
 class JudgeScorer(PreferenceModel):
-    """A judge, for `vlm_pairwise` and `vlm_judge`, `text_pairwise` and `text_judge`: log sigmoid(margin) is the objective.
+    """A judge, for `vlm_pairwise` and `vlm_judge`, `text_pairwise` and `text_judge`: log sigmoid(margin) is the
+    objective.
 
     With a template that compares, the margin of a pair is the log-odds of the label that names the chosen picture, in
     either order: the likelihood of the right label, RewardDance's objective (arXiv 2509.08826). With a template about

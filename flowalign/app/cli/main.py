@@ -30,12 +30,12 @@ from flowalign.app.cli.probe import probe
 from flowalign.app.cli.prompts import difficulty, prompts, reference_scores
 from flowalign.app.cli.reliability import judge
 from flowalign.app.cli.results import Warnings, print_ending, suggest_panel
-from flowalign.app.cli.text_rewards import pair_strengths
 from flowalign.app.cli.rewards import reward_check, reward_server, train_reward
 from flowalign.app.cli.sample import sample
 from flowalign.app.cli.search import search
 from flowalign.app.cli.soup import soup
 from flowalign.app.cli.strength import strength
+from flowalign.app.cli.text_rewards import pair_strengths
 from flowalign.app.cli.verify_rollout import verify_rollout
 from flowalign.errors import ConfigError, FlowalignError, hide, nearest
 
