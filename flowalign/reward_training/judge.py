@@ -46,7 +46,8 @@ class JudgeScorer(PreferenceModel):
 
     def margins(self, pairs: Preferences, rows: Sequence[int]) -> Tensor:
         if self.template.texts:
-            shown, texts = [()] * (2 * len(rows)), self._asked(pairs, rows)
+            texts = self._asked(pairs, rows)
+            shown: list[tuple[PIL.Image.Image, ...]] = [()] * len(texts)
         else:
             sides = [[read_picture(pairs.metadata[i][key]) for i in rows] for key in ("chosen", "rejected")]
             texts = [self.template.text(self.question, pairs.texts[i], pairs.metadata[i]) for i in rows] * 2
@@ -69,7 +70,7 @@ class JudgeScorer(PreferenceModel):
         prompts = [pairs.texts[i] for i in rows] * 2
         return [self.template.text(self.question, text, record) for text, record in zip(prompts, records, strict=True)]
 
-    def _log_odds(self, shown: Sequence[tuple[PIL.Image.Image, ...] | tuple[()]], texts: Sequence[str]) -> Tensor:
+    def _log_odds(self, shown: Sequence[tuple[PIL.Image.Image, ...]], texts: Sequence[str]) -> Tensor:
         """Log-odds [N] of the first label against the second."""
         questions = [
             Question(pictures, text, self.question.system) for pictures, text in zip(shown, texts, strict=True)

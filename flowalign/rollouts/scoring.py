@@ -110,7 +110,8 @@ class Scorer:
                 samples, batch.prompts, self.metadata(batch, range(len(batch))), strict=True
             )
         ]
-        processes, metrics = self.processes, {}
+        processes = self.processes
+        metrics: dict[str, float] = {}
         rows = processes.gather_objects(rows) if processes.accelerator.num_processes > 1 else rows
         samples, prompts, metadata = (list(column) for column in zip(*rows, strict=True))
         for reward in self.learning:

@@ -109,9 +109,10 @@ class Progress(AsksModel):
         if self.head is None:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed)
-                self.head = nn.Sequential(nn.Linear(size, self.width), nn.Tanh(), nn.Linear(self.width, 1))
-            nn.init.zeros_(self.head[2].weight)
-            nn.init.zeros_(self.head[2].bias)
+                last = nn.Linear(self.width, 1)
+                self.head = nn.Sequential(nn.Linear(size, self.width), nn.Tanh(), last)
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
             self.optimizer = torch.optim.AdamW(self.head.parameters(), self.learning_rate)
         return self.head
 

@@ -126,19 +126,19 @@ class TextScore:
 
     @torch.no_grad()
     def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
-        references = [""] * len(samples) if self.reference is None else self._references(prompts, metadata)
+        references = (
+            [""] * len(samples) if self.reference is None else self._references(self.reference, prompts, metadata)
+        )
         rows = [slice(start, start + self.batch_size) for start in range(0, len(samples), self.batch_size)]
         numbers = torch.cat([self.model.outputs(samples[r], prompts[r], references[r]).cpu() for r in rows])
         parts = {f"output_{i}": numbers[:, i] for i in range(numbers.shape[1])} if numbers.shape[1] > 1 else {}
         return Scores(numbers @ self.weights, parts)
 
-    def _references(self, prompts: Sequence[str], metadata: Metadata) -> list[str]:
+    def _references(self, key: str, prompts: Sequence[str], metadata: Metadata) -> list[str]:
         for prompt, record in zip(prompts, metadata, strict=True):
-            if self.reference not in record:
-                raise RewardError(
-                    f"reward 'text_score': the prompt {prompt!r} has no '{self.reference}' to compare with"
-                )
-        return [str(record[self.reference]) for record in metadata]
+            if key not in record:
+                raise RewardError(f"reward 'text_score': the prompt {prompt!r} has no '{key}' to compare with")
+        return [str(record[key]) for record in metadata]
 
 
 def preferred(first: Tensor, second: Tensor) -> Tensor:
