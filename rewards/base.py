@@ -209,6 +209,33 @@ class RegionReward(Protocol):
         """Boxes of each of B pictures; where several overlap, the last counts."""
 
 
+@runtime_checkable
+class LearningReward(Protocol):
+    """A reward that goes on learning during a run, from the samples of each iteration.
+
+    It scores an iteration as it is, and learns afterwards. Of several processes the first learns from all samples, and
+    the others take its state over; the state is in the run's checkpoints.
+    """
+
+    name: str
+
+    def learn(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> dict[str, float]:
+        """Learn from the samples of an iteration, of all processes; return figures for the metrics."""
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What it has learned: tensors, and JSON."""
+
+    def load_state(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """The inverse of `state`."""
+
+
+def learning(reward: object) -> list[LearningReward]:
+    """The rewards that learn, in a reward and the rewards that it is made of."""
+    found = [reward] if isinstance(reward, LearningReward) else []
+    inner = [*getattr(reward, "rewards", []), *(getattr(reward, name, None) for name in ("reward", "outcome"))]
+    return found + [each for part in inner if part is not None for each in learning(part)]
+
+
 class PairwiseReward(Protocol):
     """A reward that compares two samples of one prompt."""
 

@@ -22,7 +22,9 @@ def sums(count: int, terms: int, digits: int, operators: Sequence[str] = "+-", s
     randomness = random.Random(seed)
     most = (10**digits) ** terms * len(operators) ** (terms - 1)
     if count > most // 2:
-        raise ValueError(f"{count} different expressions of {terms} terms: there are {most}, and half of them can be drawn")
+        raise ValueError(
+            f"{count} different expressions of {terms} terms: there are {most}, and half of them can be drawn"
+        )
     made: dict[str, int] = {}
     while len(made) < count:
         numbers = [randomness.randrange(10**digits) for _ in range(terms)]
@@ -67,7 +69,9 @@ def formulas(count: int, variables: int, clauses: int, kind: str, seed: int = 0)
         if kind == "assignment" and models == 0:
             continue
         answer = {"satisfiable": "yes" if models else "no", "count": str(models), "assignment": ""}[kind]
-        records.append({"prompt": question(formula, variables, kind), "answer": answer, "clauses": formula, "kind": kind})
+        records.append(
+            {"prompt": question(formula, variables, kind), "answer": answer, "clauses": formula, "kind": kind}
+        )
     return records
 
 
@@ -84,7 +88,9 @@ def holds(formula: Sequence[Sequence[int]], values: Sequence[bool]) -> bool:
 
 def question(formula: Sequence[Sequence[int]], variables: int, kind: str) -> str:
     """A formula and what is asked about it, in words."""
-    named = (" or ".join(("" if literal > 0 else "not ") + f"x{abs(literal)}" for literal in clause) for clause in formula)
+    named = (
+        " or ".join(("" if literal > 0 else "not ") + f"x{abs(literal)}" for literal in clause) for clause in formula
+    )
     asks = {
         "satisfiable": "Can it be true? Answer with yes or no.",
         "count": f"How many of the {2**variables} assignments make it true? Answer with a number.",

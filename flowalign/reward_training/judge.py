@@ -21,7 +21,8 @@ from rewards.pictures import read_picture
 
 
 class JudgeScorer(PreferenceModel):
-    """A judge, for `vlm_pairwise` and `vlm_judge`, `text_pairwise` and `text_judge`: log sigmoid(margin) is the objective.
+    """A judge, for `vlm_pairwise` and `vlm_judge`, `text_pairwise` and `text_judge`: log sigmoid(margin) is the
+    objective.
 
     With a template that compares, the margin of a pair is the log-odds of the label that names the chosen picture, in
     either order: the likelihood of the right label, RewardDance's objective (arXiv 2509.08826). With a template about
@@ -45,7 +46,8 @@ class JudgeScorer(PreferenceModel):
 
     def margins(self, pairs: Preferences, rows: Sequence[int]) -> Tensor:
         if self.template.texts:
-            shown, texts = [()] * (2 * len(rows)), self._asked(pairs, rows)
+            texts = self._asked(pairs, rows)
+            shown: list[tuple[PIL.Image.Image, ...]] = [()] * len(texts)
         else:
             sides = [[read_picture(pairs.metadata[i][key]) for i in rows] for key in ("chosen", "rejected")]
             texts = [self.template.text(self.question, pairs.texts[i], pairs.metadata[i]) for i in rows] * 2
@@ -68,7 +70,7 @@ class JudgeScorer(PreferenceModel):
         prompts = [pairs.texts[i] for i in rows] * 2
         return [self.template.text(self.question, text, record) for text, record in zip(prompts, records, strict=True)]
 
-    def _log_odds(self, shown: Sequence[tuple[PIL.Image.Image, ...] | tuple[()]], texts: Sequence[str]) -> Tensor:
+    def _log_odds(self, shown: Sequence[tuple[PIL.Image.Image, ...]], texts: Sequence[str]) -> Tensor:
         """Log-odds [N] of the first label against the second."""
         questions = [
             Question(pictures, text, self.question.system) for pictures, text in zip(shown, texts, strict=True)

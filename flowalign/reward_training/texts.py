@@ -56,7 +56,8 @@ def margin(chosen: Tensor, rejected: Tensor, records: Sequence[dict[str, Any]]) 
 
 
 def scaled(chosen: Tensor, rejected: Tensor, records: Sequence[dict[str, Any]]) -> Tensor:
-    """-strength log sigmoid(difference): a clear pair counts several times (HelpSteer2-Preference, arXiv 2410.01257)."""
+    """-strength log sigmoid(difference): a clear pair counts several times (HelpSteer2-Preference, arXiv
+    2410.01257)."""
     return _strengths(chosen, records) * preference_loss(chosen - rejected)
 
 
@@ -70,7 +71,11 @@ def regression(chosen: Tensor, rejected: Tensor, records: Sequence[dict[str, Any
     """Squared errors of both texts' ratings, `chosen_rating` and `rejected_rating` (HelpSteer2, arXiv 2406.08673)."""
     return sum(
         (
-            F.mse_loss(score, score.new_tensor([rating(r, f"{side}_rating", f"pair {i + 1}") for i, r in enumerate(records)]), reduction="none")
+            F.mse_loss(
+                score,
+                score.new_tensor([rating(r, f"{side}_rating", f"pair {i + 1}") for i, r in enumerate(records)]),
+                reduction="none",
+            )
             for score, side in ((chosen, "chosen"), (rejected, "rejected"))
         ),
         torch.zeros_like(chosen),
@@ -78,7 +83,8 @@ def regression(chosen: Tensor, rejected: Tensor, records: Sequence[dict[str, Any
 
 
 def helpsteer(chosen: Tensor, rejected: Tensor, records: Sequence[dict[str, Any]]) -> Tensor:
-    """Scaled Bradley-Terry plus the squared errors of the ratings. HelpSteer2-Preference (arXiv 2410.01257) does the one
+    """Scaled Bradley-Terry plus the squared errors of the ratings. HelpSteer2-Preference (arXiv 2410.01257) does the
+    one
     after the other: `--loss regression`, then `--loss scaled --model` on the result."""
     return scaled(chosen, rejected, records) + regression(chosen, rejected, records)
 
@@ -99,7 +105,8 @@ LOSSES: dict[str, Loss] = {
     "helpsteer": helpsteer,
     "general": general,
 }
-"""Losses [N] of pairs, from the scores [N] of the chosen and the rejected texts ('general': [N, 2 K]) and the records."""
+"""Losses [N] of pairs, from the scores [N] of the chosen and the rejected texts ('general': [N, 2 K]) and the
+records."""
 
 
 def _strengths(like: Tensor, records: Sequence[dict[str, Any]]) -> Tensor:
@@ -187,7 +194,8 @@ def calibration_error(margin: Tensor, bins: int = 10) -> float:
 @torch.no_grad()
 def label_strengths(models: Sequence[str], pairs: Preferences, batch_size: int = 32, device: str = "auto") -> None:
     """Write into each pair's record the mean difference of several reward models' scores, `strength`, and its deviation
-    (Secrets of RLHF II, arXiv 2401.06080, eq. 2 and 3); pairs that it is below 0 of are probably the wrong way round."""
+    (Secrets of RLHF II, arXiv 2401.06080, eq. 2 and 3); pairs that it is below 0 of are probably the wrong way
+    round."""
     columns = []
     for path in models:
         model = TextScorer(path, device=device)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from torch import Tensor
 
 from flowalign.core.groups import zero_spread
@@ -15,6 +16,7 @@ from flowalign.data.batches import Batch
 from flowalign.rollouts.extremes import Extremes
 from flowalign.rollouts.processes import Processes
 from rewards import Reward, Scores, WeightedSum, score, seen, usage
+from rewards.base import learning
 
 
 class Scored:
@@ -46,6 +48,8 @@ class Scorer:
         self.reward, self.processes = reward, processes
         self.calls = 0
         """Number of samples that this process has had scored."""
+        self.learning = learning(reward)
+        """Rewards that go on learning during the run."""
         self.extremes: Extremes | None = None
         """The best and the worst samples of an iteration that people look at; None in other iterations."""
         # drop the counts of earlier work in this process
@@ -90,6 +94,48 @@ class Scorer:
         if self.extremes is not None and steps is None and not self.processes.apart:
             self.extremes.offer([seen(sample) for sample in samples], prompts, metadata, scores)
         return scores
+
+    def learn(self, scored: Sequence[tuple[Sequence[Any], Batch]]) -> dict[str, float]:
+        """Let the rewards that learn do so, from the samples of an iteration; all processes call this together.
+
+        Args:
+            scored: this process's samples, each list with its batch.
+        """
+        if not self.learning:
+            return {}
+        rows = [
+            (sample, prompt, record)
+            for samples, batch in scored
+            for sample, prompt, record in zip(
+                samples, batch.prompts, self.metadata(batch, range(len(batch))), strict=True
+            )
+        ]
+        processes = self.processes
+        metrics: dict[str, float] = {}
+        rows = processes.gather_objects(rows) if processes.accelerator.num_processes > 1 else rows
+        samples, prompts, metadata = (list(column) for column in zip(*rows, strict=True))
+        for reward in self.learning:
+            told: list[Any] = [None, None]
+            if processes.accelerator.is_main_process:
+                told = [reward.learn(samples, prompts, metadata), reward.state()]
+            if processes.accelerator.num_processes > 1:
+                broadcast_object_list(told)
+            if not processes.accelerator.is_main_process:
+                reward.load_state(*told[1])
+            metrics |= {f"reward/{reward.name}/{name}": value for name, value in told[0].items()}
+        return metrics
+
+    def state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+        """Tensors by file, and JSON, of what rewards have learned."""
+        states = [reward.state() for reward in self.learning]
+        # a file without a tensor cannot be written
+        tensors = {f"reward_{i}": each for i, (each, _) in enumerate(states) if each}
+        return tensors, {"rewards": [state for _, state in states]}
+
+    def load_state(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
+        """The inverse of `state`."""
+        for i, (reward, learned) in enumerate(zip(self.learning, state.get("rewards", []), strict=True)):
+            reward.load_state(tensors.get(f"reward_{i}", {}), learned)
 
     def separate(self, scores: Scores) -> tuple[Tensor, Tensor]:
         """The terms of a weighted sum of rewards, [L, B] over all processes, and their weights [L]."""

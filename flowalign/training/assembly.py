@@ -207,7 +207,8 @@ def _check_parts(config: BaseConfig, reward: Reward) -> None:
             weights = settings.get("weights") if getattr(kind, "asks_snapshots", False) else None
             if weights is not None and weights not in config.training.snapshots:
                 raise ConfigError(
-                    f"rewards.{i}: no snapshot is called '{weights}'; training.snapshots={{{weights}: {{decay: 0.99}}}} makes it"
+                    f"rewards.{i}: no snapshot is called '{weights}'; "
+                    f"training.snapshots={{{weights}: {{decay: 0.99}}}} makes it"
                 )
             if weights is not None and parts_of(config) > 1:
                 raise ConfigError(

@@ -50,8 +50,11 @@ class Saving:
         tensors, learned = self.learner.state()
         adapted, algorithm_state = components.algorithm.state()
         replayed, groups = components.groups.state()
-        tensors |= adapted | replayed
-        state: dict[str, Any] = {"iteration": iteration, "seconds": self.spent.seconds, "groups": groups} | learned
+        judged, learned_rewards = components.scorer.state()
+        tensors |= adapted | replayed | judged
+        state: dict[str, Any] = (
+            {"iteration": iteration, "seconds": self.spent.seconds, "groups": groups} | learned | learned_rewards
+        )
         state["actor"] = self.spent.counts() | components.sampler.state() | algorithm_state
         sampling, state["ahead"] = components.ahead.state()
         tensors |= sampling
@@ -78,6 +81,7 @@ class Saving:
             components.sampler.load_state(state["actor"])
             components.algorithm.load_state(tensors, state["actor"], components.processes.device)
             components.groups.load_state(tensors, state["groups"])
+            components.scorer.load_state(tensors, state)
             components.ahead.load_state(tensors, state.get("ahead", []))
         changes = changed(state["config"], components.config)
         if changes and self.main:

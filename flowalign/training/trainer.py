@@ -8,6 +8,7 @@ import torch
 
 from flowalign.algorithms.base import Experience
 from flowalign.config import BaseConfig
+from flowalign.data.batches import Batch
 from flowalign.evaluation.scores import Evaluated
 from flowalign.policies.base import Policy
 from flowalign.rollouts.audit import audit
@@ -69,6 +70,8 @@ class Trainer:
         self.spent = Spent(self.config, self.policy, self.scorer)
         self.saving = Saving(components, self.spent)
         self.rollouts = SavedRollouts(self.config, self.folder, self.processes)
+        self.scored: list[tuple[Sequence[Any], Batch]] = []
+        """This iteration's samples, for rewards that learn."""
         self.iteration = 0
         self.resumed = components.checkpoint is not None
         """True if the run continues from a checkpoint."""
@@ -146,6 +149,7 @@ class Trainer:
         begin = time.perf_counter()
         metrics = experience.metrics | self.learner.learn(experience, self.iteration, progress)
         metrics["seconds/update"] = time.perf_counter() - begin
+        metrics |= self.scorer.learn(self.scored)
         return metrics | self.engine.measured() | self.spent.counts() | self.scorer.judged()
 
     def experience(self) -> Experience:
@@ -159,7 +163,7 @@ class Trainer:
     def collect(self, groups: Draw) -> Experience:
         """Experience of these groups: each part is sampled, and scored during the next one; then all are recorded."""
         algorithm, sampler, scorer = self.algorithm, self.sampler, self.scorer
-        sampler.metrics, sampler.shown = {}, self._looking()
+        sampler.metrics, sampler.shown, self.scored = {}, self._looking(), []
         scorer.look(sampler.shown)
         with Scoring(threaded=groups.parts > 1) as scoring:
             for part, task in groups:
@@ -167,6 +171,8 @@ class Trainer:
                 task = task or Here(algorithm=algorithm, sampler=sampler, part=part)
                 rollout, batch, finished = task.result()
                 self.bar.phase("scoring")
+                if finished is not None and scorer.learning:
+                    self.scored.append((finished, batch))
                 scored = None if finished is None else scoring.submit(algorithm.score, scorer, finished, batch)
                 groups.put(rollout, batch, scored)
             sampled = groups.whole()

@@ -72,7 +72,11 @@ class LocalJudge:
     """
 
     def __init__(
-        self, model: PreTrainedModel, processor: ProcessorMixin | TextProcessor, batch_size: int = 8, usage: Usage | None = None
+        self,
+        model: PreTrainedModel,
+        processor: ProcessorMixin | TextProcessor,
+        batch_size: int = 8,
+        usage: Usage | None = None,
     ) -> None:
         self.model, self.processor, self.batch_size = model, processor, batch_size
         self.usage = usage or Usage()

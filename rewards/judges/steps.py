@@ -31,7 +31,8 @@ class StepJudge:
     """A judge's verdict on each step of a text, or each of its turns: the text's value is the mean, a step's reward its
     share of it.
 
-    A template has the fields {step} and {before}, and perhaps {answer}: text_step judges by principles (after PPR, arXiv
+    A template has the fields {step} and {before}, and perhaps {answer}: text_step judges by principles (after PPR,
+    arXiv
     2509.25598), text_step_reference against the right answer, text_utterance by three qualities of a remark (after
     Sotopia-RL, arXiv 2508.03905). Several templates are an ensemble, whose mean counts (AURORA, arXiv 2502.11520). A
     verdict that cannot be read counts as the mean of the text's others; of more than half that is an error.
@@ -61,7 +62,9 @@ class StepJudge:
         self.askers = [Asking(name, judge, **asking) for name in names]
         for each in self.askers:
             if not each.template.texts or "step" not in each.template.fields:
-                raise ValueError(f"template '{each.template.name}': a judge of steps is asked with the field step; text_step works")
+                raise ValueError(
+                    f"template '{each.template.name}': a judge of steps is asked with the field step; text_step works"
+                )
         self.weights, self.separator = weights, separator
         known = {question.name for each in self.askers for question in each.template.questions}
         if weights is not None and (unknown := sorted(weights.keys() - known)):
@@ -84,7 +87,9 @@ class StepJudge:
         counts = torch.tensor([float(len(row)) for row in steps])
         return Scores(torch.tensor(values), {"steps": counts}, steps)
 
-    def _verdicts(self, asker: Asking, shown: list[dict[str, Any]], prompts: Sequence[str], records: Metadata) -> Tensor:
+    def _verdicts(
+        self, asker: Asking, shown: list[dict[str, Any]], prompts: Sequence[str], records: Metadata
+    ) -> Tensor:
         """[N] values of steps, NaN where a reply could not be read."""
         answers = asker.ask(shown, prompts, records)
         answers.complain(self.name, MOST_UNPARSED)
@@ -98,9 +103,11 @@ class StepJudge:
 
 
 class Renormed(OfSteps):
-    """Step rewards in [0, 1 / K] of a text's K steps, moved by (outcome - 1) / K (after PPR's ReNorm, arXiv 2509.25598).
+    """Step rewards in [0, 1 / K] of a text's K steps, moved by (outcome - 1) / K (after PPR's ReNorm, arXiv
+    2509.25598).
 
-    A right text earns from 0 to 1 and each of its steps at least 0, a wrong one from -1 to 0: good steps cannot outweigh
+    A right text earns from 0 to 1 and each of its steps at least 0, a wrong one from -1 to 0: good steps cannot
+    outweigh
     the result. The abstract alone was at hand.
 
     Args:
@@ -116,10 +123,12 @@ class Renormed(OfSteps):
 
 
 class Subgoals:
-    """Shares of a task that are done: a judge splits it into subgoals, and says at each step which one is reached (CALM,
+    """Shares of a task that are done: a judge splits it into subgoals, and says at each step which one is reached
+    (CALM,
     after the abstract).
 
-    Each of K subgoals pays 1 / K at the first step that reaches it. A task is split once; where nothing can be read from
+    Each of K subgoals pays 1 / K at the first step that reaches it. A task is split once; where nothing can be read
+    from
     the reply the task itself is the only subgoal.
 
     Args:

@@ -42,7 +42,9 @@ class TextProcessor:
 
     def apply_chat_template(self, messages: Sequence[dict[str, Any]], **settings: Any) -> str:
         """A conversation of one question as a text."""
-        parts = [(message["role"], [part["text"] for part in message["content"] if "text" in part]) for message in messages]
+        parts = [
+            (message["role"], [part["text"] for part in message["content"] if "text" in part]) for message in messages
+        ]
         if self.tokenizer.chat_template is None:
             return "\n".join(text for _, texts in parts for text in texts)
         turns = [{"role": role, "content": "\n".join(texts)} for role, texts in parts]

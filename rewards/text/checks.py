@@ -68,7 +68,9 @@ class Boxes:
         rows = []
         for text, prompt, right in zip(samples, prompts, needed(self.name, self.key, prompts, metadata), strict=True):
             if not isinstance(right, list) or not all(_is_box(box) for box in right):
-                raise RewardError(f"reward 'boxes': '{self.key}' of the prompt {prompt!r} is no list of boxes [l, t, r, b]")
+                raise RewardError(
+                    f"reward 'boxes': '{self.key}' of the prompt {prompt!r} is no list of boxes [l, t, r, b]"
+                )
             rows.append(self._of(text, right))
         overlaps, sure = (torch.tensor(column) for column in zip(*rows, strict=True))
         return Scores(overlaps + sure if self.confidence else overlaps, {"overlap": overlaps})
@@ -80,7 +82,9 @@ class Boxes:
         table = np.array([[overlap(box, other) for other in right] for box in named])
         table[table < self.threshold] = 0
         rows, columns = linear_sum_assignment(table, maximize=True)
-        partners = {row: table[row, column] for row, column in zip(rows, columns, strict=True) if table[row, column] > 0}
+        partners = {
+            row: table[row, column] for row, column in zip(rows, columns, strict=True) if table[row, column] > 0
+        }
         sure = [c if row in partners else 1 - c for row, c in enumerate(confidences)]
         return float(sum(partners.values())) / max(len(named), len(right)), sum(sure) / len(sure)
 
@@ -111,7 +115,8 @@ def _record(text: str) -> tuple[Box, float] | None:
 
 
 class NumberWithin:
-    """1 where the last number of a text is within a share of the right one, as of values read off charts (Mixed-R1, arXiv
+    """1 where the last number of a text is within a share of the right one, as of values read off charts (Mixed-R1,
+    arXiv
     2505.24164; ChartQA's 5%).
 
     Args:
@@ -133,7 +138,9 @@ class NumberWithin:
         for text, prompt, answer in zip(samples, prompts, answers(self.name, prompts, metadata, self.key), strict=True):
             right = _float(answer.strip().rstrip("%"))
             if right is None:
-                raise RewardError(f"reward 'number_within': '{self.key}' of the prompt {prompt!r} is no number: {answer!r}")
+                raise RewardError(
+                    f"reward 'number_within': '{self.key}' of the prompt {prompt!r} is no number: {answer!r}"
+                )
             matches = self.pattern.findall(text.replace(",", ""))
             given = _float(matches[-1]) if matches else None
             value.append(float(given is not None and abs(given - right) <= self.tolerance * abs(right)))
@@ -149,7 +156,8 @@ def _float(text: str) -> float | None:
 
 
 class Click:
-    """Whether a text's last point is in a box, for agents that click (HyperClick, arXiv 2510.27266, after the abstract).
+    """Whether a text's last point is in a box, for agents that click (HyperClick, arXiv 2510.27266, after the
+    abstract).
 
     With `spread` a click in the box is worth what a Gaussian around its middle is there, 1 in the middle; outside it is
     0. That is the target of `stated_confidence`.
@@ -172,7 +180,9 @@ class Click:
         boxes = needed(self.name, self.key, prompts, metadata)
         for prompt, box in zip(prompts, boxes, strict=True):
             if not _is_box(box) or box[0] >= box[2] or box[1] >= box[3]:
-                raise RewardError(f"reward 'click': '{self.key}' of the prompt {prompt!r} is no box [l, t, r, b]: {box!r}")
+                raise RewardError(
+                    f"reward 'click': '{self.key}' of the prompt {prompt!r} is no box [l, t, r, b]: {box!r}"
+                )
         return Scores(torch.tensor([self._of(text, box) for text, box in zip(samples, boxes, strict=True)]))
 
     def _of(self, text: str, box: Box) -> float:
@@ -221,7 +231,8 @@ class StatedConfidence(Around):
 
 
 class Keywords:
-    """Share of a reference's keywords that a text has in their order: the longest row of them (RLVRR, after the abstract).
+    """Share of a reference's keywords that a text has in their order: the longest row of them (RLVRR, after the
+    abstract).
 
     Args:
         key: key of the metadata with the list of keywords, in order.
@@ -262,7 +273,8 @@ def in_order(text: str, words: Sequence[str]) -> int:
 
 
 class Assignment:
-    """1 where the values that a text gives make every clause of a formula true: x1=1, x2=0 (SATQuest, arXiv 2509.00930).
+    """1 where the values that a text gives make every clause of a formula true: x1=1, x2=0 (SATQuest, arXiv
+    2509.00930).
 
     Args:
         key: key of the clauses in the metadata, lists of numbers of variables, negative where negated, as

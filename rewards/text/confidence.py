@@ -54,9 +54,7 @@ class AnswerConfidence(OwnAnswer):
 
     name = "answer_confidence"
 
-    def __init__(
-        self, outcome: Reward | None = None, model: str | None = None, pattern: str | None = None
-    ) -> None:
+    def __init__(self, outcome: Reward | None = None, model: str | None = None, pattern: str | None = None) -> None:
         super().__init__(model, pattern)
         self.outcome = None if outcome is None else as_reward(outcome)
         needs = frozenset({"text", "prompt"}) if self.outcome is None else spec_of(self.outcome).needs
@@ -77,7 +75,8 @@ class AnswerConfidence(OwnAnswer):
 
 
 class Consistency(OwnAnswer):
-    """An outcome, plus a bonus for right texts whose reasoning makes their answer more probable than that of their group's
+    """An outcome, plus a bonus for right texts whose reasoning makes their answer more probable than that of their
+    group's
     other right ones does (GRPO-CARE, arXiv 2506.16141).
 
     A slow average of the weights is asked how probable the answer is after the reasoning. The paper leaves the KL out
@@ -121,5 +120,3 @@ class Consistency(OwnAnswer):
                 earned[right] = (sure[right] > sure[right].mean()).float()
         value = verdict.value + self.bonus * earned
         return Scores(value, {self.outcome.name: verdict.value, "consistent": earned}, weight=verdict.weight)
-
-

@@ -120,7 +120,8 @@ def endogenous(logits: Tensor, tokens: Tensor, alpha: float = 1.0) -> Tensor:
 
 
 class Endogenous(AsksModel):
-    """The reward that a model trained on texts holds in its logits, token by token (arXiv 2506.23235): no labels needed.
+    """The reward that a model trained on texts holds in its logits, token by token (arXiv 2506.23235): no labels
+    needed.
 
     Logits are Q-values up to a constant of the context, which only a model trained by maximum likelihood as a whole
     makes meaningful; the paper proves it for inverse RL. Each token is a step.
@@ -153,7 +154,8 @@ class Endogenous(AsksModel):
 
 
 class Foretold(AsksModel):
-    """How much more probable a thought makes what comes next than an average of the weights finds it without (RLP, arXiv
+    """How much more probable a thought makes what comes next than an average of the weights finds it without (RLP,
+    arXiv
     2510.01265).
 
     The text is the thought, the metadata's `answer` what follows in the document: `flowalign prompts segments` cuts

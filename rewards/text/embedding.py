@@ -1,4 +1,5 @@
-"""Rewards of what a text means: how near its embedding is to that of a reference, or to the pictures that it is about."""
+"""Rewards of what a text means: how near its embedding is to that of a reference, or to the pictures that it is
+about."""
 
 import re
 from collections.abc import Sequence
@@ -108,7 +109,8 @@ def _compared(pattern: re.Pattern[str] | None, text: str) -> str:
 
 
 class TokenSimilarity(_Encodes):
-    """Bidirectional mean of the largest cosines of token embeddings of a text and of the reference (BMAS of Mixed-R1, arXiv
+    """Bidirectional mean of the largest cosines of token embeddings of a text and of the reference (BMAS of Mixed-R1,
+    arXiv
     2505.24164), in [-1, 1].
 
     Each token of the one is matched with the nearest of the other, by the model's input embeddings; the value is the
@@ -136,7 +138,8 @@ class TokenSimilarity(_Encodes):
 
 
 def both_ways(first: Tensor, second: Tensor) -> float:
-    """Mean over rows of the largest cosine with the other side's rows, both directions averaged; 0 where a side is empty.
+    """Mean over rows of the largest cosine with the other side's rows, both directions averaged; 0 where a side is
+    empty.
 
     Args:
         first, second: [N, D], [M, D] unit vectors.

@@ -51,7 +51,9 @@ class CosineLength(CountsTokens):
 
     def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         scores = score(self.reward, samples, prompts, metadata)
-        value = torch.tensor([self._of(text, verdict) for text, verdict in zip(samples, scores.value.tolist(), strict=True)])
+        value = torch.tensor(
+            [self._of(text, verdict) for text, verdict in zip(samples, scores.value.tolist(), strict=True)]
+        )
         return Scores(value, {self.reward.name: scores.value}, weight=scores.weight)
 
     def _of(self, text: str, verdict: float) -> float:
@@ -128,7 +130,8 @@ REASONING = (
 
 
 class Phrases:
-    """Different phrases of reasoning that a text has, over `most`, at most 1 (RPR, arXiv 2505.22653, after the abstract).
+    """Different phrases of reasoning that a text has, over `most`, at most 1 (RPR, arXiv 2505.22653, after the
+    abstract).
 
     It does not look at the answer; the paper adds it to a noisy reward, whose mistakes it makes up for.
 
@@ -152,7 +155,8 @@ class Phrases:
 
 
 class Flipped(Around):
-    """A reward in [0, 1] with a share of its values turned into 1 - value: does training stand noise (arXiv 2505.22653)?
+    """A reward in [0, 1] with a share of its values turned into 1 - value: does training stand noise (arXiv
+    2505.22653)?
 
     Which texts are hit depends on the text, its prompt and the seed alone.
 
@@ -181,7 +185,8 @@ class Flipped(Around):
 
 
 class Frequency:
-    """Share of the group that gives a text's answer, less `certainty` times the entropy of the group's answers (TTRV, arXiv
+    """Share of the group that gives a text's answer, less `certainty` times the entropy of the group's answers (TTRV,
+    arXiv
     2510.06783): no right answer needed.
 
     The entropy is one number a group, so that advantages within groups do not see it; those over the whole iteration

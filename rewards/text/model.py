@@ -115,7 +115,8 @@ class CausalModel:
             yield logits[:-1].log_softmax(-1).cpu(), text
 
     def logits(self, contexts: Sequence[Context], texts: Sequence[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
-        """([A + 1, V] float32 logits at each token of a text and after its last, the text's tokens [A]), each in turn."""
+        """([A + 1, V] float32 logits at each token of a text and after its last, the text's tokens [A]), each in
+        turn."""
         for start in range(0, len(texts), self.batch_size):
             chunk = slice(start, start + self.batch_size)
             inputs, begins = self.inputs(contexts[chunk], texts[chunk])
@@ -123,6 +124,29 @@ class CausalModel:
                 logits = self.network(**inputs, use_cache=False).logits
             for row, (begin, text) in enumerate(zip(begins, texts[chunk], strict=True)):
                 yield logits[row, begin - 1 : begin + len(text)].float(), torch.tensor(text, dtype=torch.long)
+
+    def states(
+        self,
+        texts: Sequence[str],
+        prompts: Sequence[str],
+        metadata: Sequence[Mapping[str, Any]],
+        ends: Sequence[Sequence[int]],
+    ) -> list[Tensor]:
+        """[K, D] float32 states of the last layer where the first so many characters of each text end, on the CPU; of
+        a text
+        without tokens those at its prompt's last."""
+        contexts = [self.begin(prompt, record) for prompt, record in zip(prompts, metadata, strict=True)]
+        tokens, found = [self.tokens(text) for text in texts], []
+        for start in range(0, len(texts), self.batch_size):
+            chunk = slice(start, start + self.batch_size)
+            inputs, begins = self.inputs(contexts[chunk], tokens[chunk])
+            with torch.no_grad():
+                hidden = self.network(**inputs, use_cache=False, output_hidden_states=True).hidden_states[-1]
+            for row, (begin, text, cut) in enumerate(zip(begins, texts[chunk], ends[chunk], strict=True)):
+                starts = [0, *self.ends(text)[:-1]] if text else []
+                places = [begin - 1 + sum(place < end for place in starts) for end in cut]
+                found.append(hidden[row, places].float().cpu())
+        return found
 
     def inputs(self, contexts: Sequence[Any], texts: Sequence[list[int]]) -> tuple[dict[str, Any], list[int]]:
         """The network's arguments, and the place of each text's first token among its row's."""

@@ -11,7 +11,8 @@ from rewards.text.checks import NUMBER, needed
 
 
 class Ranked:
-    """Reward of a document's score by the rank that it takes among the others of its list (after ERank's abstract, arXiv
+    """Reward of a document's score by the rank that it takes among the others of its list (after ERank's abstract,
+    arXiv
     2509.00520).
 
     A text is a score of one document for one query; documents of a query share `list` in their metadata. Each other

@@ -1,4 +1,5 @@
-"""Reward models of texts with a head of numbers: any sequence-classification model of transformers, as the hub has them."""
+"""Reward models of texts with a head of numbers: any sequence-classification model of transformers, as the hub has
+them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +41,9 @@ class RewardModel:
         self.most_tokens = most_tokens or context
 
     @classmethod
-    def load(cls, path: str, dtype: Precision = "float32", device: str = "auto", outputs: int | None = None) -> "RewardModel":
+    def load(
+        cls, path: str, dtype: Precision = "float32", device: str = "auto", outputs: int | None = None
+    ) -> "RewardModel":
         """A model from a folder or the hub; of another kind of model with a new head of `outputs` numbers.
 
         Raises:
@@ -56,7 +59,8 @@ class RewardModel:
             raise ValueError(f"no reward model of texts at '{path}': {reason(error)}") from error
         if outputs is None and loading["missing_keys"]:
             raise ValueError(
-                f"'{path}' has no head that scores texts; `flowalign train-reward VOTES --texts --model {path}` gives it one"
+                f"'{path}' has no head that scores texts; `flowalign train-reward VOTES --texts --model {path}` "
+                "gives it one"
             )
         return cls(network.to(pick_device(device)).eval(), tokenizer)
 
@@ -113,22 +117,28 @@ class TextScore:
         outputs = int(self.model.network.config.num_labels)
         if (1 if weights is None else len(weights)) != outputs:
             raise ValueError(f"text_score: '{model}' gives {outputs} numbers a text; weights: one for each")
-        self.weights, self.reference, self.batch_size = torch.tensor(weights or [1.0], dtype=torch.float32), reference, batch_size
+        self.weights, self.reference, self.batch_size = (
+            torch.tensor(weights or [1.0], dtype=torch.float32),
+            reference,
+            batch_size,
+        )
         self.spec = Spec(frozenset({"text", "prompt"} | (set() if reference is None else {"metadata"})))
 
     @torch.no_grad()
     def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
-        references = [""] * len(samples) if self.reference is None else self._references(prompts, metadata)
+        references = (
+            [""] * len(samples) if self.reference is None else self._references(self.reference, prompts, metadata)
+        )
         rows = [slice(start, start + self.batch_size) for start in range(0, len(samples), self.batch_size)]
         numbers = torch.cat([self.model.outputs(samples[r], prompts[r], references[r]).cpu() for r in rows])
         parts = {f"output_{i}": numbers[:, i] for i in range(numbers.shape[1])} if numbers.shape[1] > 1 else {}
         return Scores(numbers @ self.weights, parts)
 
-    def _references(self, prompts: Sequence[str], metadata: Metadata) -> list[str]:
+    def _references(self, key: str, prompts: Sequence[str], metadata: Metadata) -> list[str]:
         for prompt, record in zip(prompts, metadata, strict=True):
-            if self.reference not in record:
-                raise RewardError(f"reward 'text_score': the prompt {prompt!r} has no '{self.reference}' to compare with")
-        return [str(record[self.reference]) for record in metadata]
+            if key not in record:
+                raise RewardError(f"reward 'text_score': the prompt {prompt!r} has no '{key}' to compare with")
+        return [str(record[key]) for record in metadata]
 
 
 def preferred(first: Tensor, second: Tensor) -> Tensor:
@@ -157,7 +167,9 @@ class TextPreference:
     def __init__(self, model: str, batch_size: int = 32, device: str = "auto", dtype: Precision = "float32") -> None:
         self.model = RewardModel.load(model, dtype, device)
         if self.model.network.config.num_labels % 2:
-            raise ValueError(f"text_preference: '{model}' gives an odd number of outputs; text_score takes models of one")
+            raise ValueError(
+                f"text_preference: '{model}' gives an odd number of outputs; text_score takes models of one"
+            )
         self.batch_size = batch_size
 
     @torch.no_grad()

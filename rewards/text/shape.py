@@ -73,7 +73,8 @@ def _tokenizer(path: str) -> Any:
 
 
 class CountsTokens(Around):
-    """Base of a reward around another that counts tokens of the model in training, or characters where there is none."""
+    """Base of a reward around another that counts tokens of the model in training, or characters where there is
+    none."""
 
     tokenizer: Any = None
 

@@ -1,6 +1,7 @@
 """Members of a group that are sampled under a richer prompt and learned from under the plain one.
 
-Rollout: the last `members` of each group are sampled with a hint in the prompt, the right answer (ExPO, arXiv 2507.02834), a
+Rollout: the last `members` of each group are sampled with a hint in the prompt, the right answer (ExPO, arXiv
+2507.02834), a
 policy document (TriMPI's PolicyRollout) or guidance (Agent-RLVR, arXiv 2506.11425); their old log-probabilities are
 those without it. Credit and loss are GRPO's. With `when: failed` they count where no member without a hint is right;
 elsewhere they get the mean of the others, hence about no advantage.

@@ -1,6 +1,7 @@
 """A model teaches itself: its own weights, shown more than the policy, say how probable each token should be.
 
-Credit: weight * (log p(token | what the teacher is shown) - log pi(token)) of every token under the weights that sampled
+Credit: weight * (log p(token | what the teacher is shown) - log pi(token)) of every token under the weights that
+sampled
 it, beside the rewards' advantage times `reward_weight`. The teacher is the policy's own weights, or a snapshot of them,
 under another prompt, which may have: {right}, a right text of the group; {wrong}, its commonest wrong text; {text} and
 {reward}, the text that is scored and its reward. Groups whose template names {right} or {wrong} and that have none are
@@ -101,7 +102,9 @@ class SelfDistilled(language.LanguageAlgorithm):
                 found["wrong"] = wrong.most_common(1)[0][0]
             for i in members:
                 known = dict(batch.metadata[i]) | found | {"text": texts[i], "reward": f"{reward[i]:g}"}
-                taught[i] = not {name for name in wanted & set(GIVEN) if name not in found and name in ("right", "wrong")}
+                taught[i] = not {
+                    name for name in wanted & set(GIVEN) if name not in found and name in ("right", "wrong")
+                }
                 if taught[i]:
                     prompts[i] = filled(self.settings.template, batch.prompts[i], known)
         return prompts, taught

@@ -69,9 +69,7 @@ class TextOutcome(LineLearning):
         assert isinstance(experience, OutcomeExperience)
         rows = items[:, 0]
         log_prob = policy.log_probs(experience.rollout, rows)[0]
-        logit = self.settings.beta * (
-            masked_sum(log_prob, experience.rollout.mask[rows]) - experience.reference[rows]
-        )
+        logit = self.settings.beta * (masked_sum(log_prob, experience.rollout.mask[rows]) - experience.reference[rows])
         right = experience.right[rows]
         losses = F.binary_cross_entropy_with_logits(logit, right, reduction="none")
         apart = torch.where(right > 0.5, logit, -logit).detach()

@@ -117,7 +117,9 @@ def segments(
     def made() -> list[dict[str, Any]]:
         lines = [line for _, text, _ in records(documents, column) for line in cut(text, sentences, context)]
         if not lines:
-            raise ConfigError(f"{documents}: no document has {context + sentences} sentences; a smaller --context works")
+            raise ConfigError(
+                f"{documents}: no document has {context + sentences} sentences; a smaller --context works"
+            )
         return lines
 
     _write_made(output, made)

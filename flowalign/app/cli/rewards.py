@@ -81,8 +81,8 @@ def train_reward(
     model: Annotated[
         str | None,
         typer.Option(
-            help="CLIP, or VLM with --template, of transformers: folder, hub name or a shipped one; default PickScore; of "
-            "texts any language model or reward model. "
+            help="CLIP, or VLM with --template, of transformers: folder, hub name or a shipped one; default PickScore. "
+            "Of texts any language model or reward model. "
             "'video_reward', or a folder with one, learns votes on videos."
         ),
     ] = None,
@@ -133,7 +133,8 @@ def train_reward(
     steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps of that generator.")] = None,
     per_prompt: Annotated[int, typer.Option(min=2, help="That generator's samples per prompt.")] = 8,
 ) -> None:
-    """Train a reward on votes to prefer the chosen one of each pair: a CLIP, a VLM as a judge, VideoReward, or of texts any
+    """Train a reward on votes to prefer the chosen one of each pair: a CLIP, a VLM as a judge, VideoReward, or of
+    texts any
     language model with a head of a number."""
     from flowalign.app.cli.text_rewards import RATE, are_texts, read_texts, train_on_texts
     from flowalign.data import Preferences, Prompts, shipped

@@ -57,7 +57,9 @@ def train_on_texts(
     if template is not None:
         scorer = JudgeScorer(path, template)
         if not scorer.template.texts:
-            raise ConfigError(f"template '{template}' is about pictures, and these preferences between texts; text_better works")
+            raise ConfigError(
+                f"template '{template}' is about pictures, and these preferences between texts; text_better works"
+            )
     else:
         scorer = TextScorer(path, loss, reference, seed=seed)
     train, test = split(pairs, 0.1, seed) if heldout is None else (pairs, heldout)
@@ -83,7 +85,8 @@ def pair_strengths(
         float | None, typer.Option(min=0, callback=finite, help="Leave out pairs whose strength is smaller, in size.")
     ] = None,
 ) -> None:
-    """Write how strong each preference is by several reward models, for `train-reward --loss margin, scaled or soft`."""
+    """Write how strong each preference is by several reward models, for `train-reward --loss margin, scaled or
+    soft`."""
     from flowalign.data import shipped
     from flowalign.reward_training.texts import flipped, label_strengths
 

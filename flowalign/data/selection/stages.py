@@ -17,7 +17,8 @@ class Stages:
 
     Args:
         by: key of the metadata that names a prompt's stage.
-        begins: first iteration of each stage; one of them begins at 0. Prompts of stages without one are not trained on.
+        begins: first iteration of each stage; one of them begins at 0. Prompts of stages without one are not trained
+        on.
         earlier: share of the groups that are of earlier stages, so that these are not forgotten.
     """
 

@@ -85,7 +85,13 @@ def test_answers_about_texts_are_what_the_template_asks_for(tmp_path: Path) -> N
 
 
 def test_hostile_answers_are_labelled_worse_than_the_chosen_text(tmp_path: Path) -> None:
-    vote = {"prompt": "1+1=", "chosen": "One and one. That is 2.", "rejected": "three", "rater": "Ada", "medium": "text"}
+    vote = {
+        "prompt": "1+1=",
+        "chosen": "One and one. That is 2.",
+        "rejected": "three",
+        "rater": "Ada",
+        "medium": "text",
+    }
     pairs = Preferences(["1+1="] * 40, [dict(vote) for _ in range(40)])
     plain, asked = questions(pairs, "text_better"), questions(pairs, "text_better", hostile=0.5)
     assert asked[:80] == plain and len(asked) == 120

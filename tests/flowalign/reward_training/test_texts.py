@@ -1,4 +1,5 @@
-"""Reward models of texts: losses against TRL's and the papers' formulas, training, and the rewards that load the result."""
+"""Reward models of texts: losses against TRL's and the papers' formulas, training, and the rewards that load the
+result."""
 
 import json
 import math
@@ -89,7 +90,9 @@ def test_bradley_terry_and_margins_are_trls_own(tmp_path: Path) -> None:
         for side in ("chosen", "rejected")
     }
     data = Dataset.from_dict(ids | {"margin": [float(record["strength"]) for record in records]})
-    settings = RewardConfig(output_dir=str(tmp_path), center_rewards_coefficient=0.01, report_to=[], use_cpu=True, bf16=False)
+    settings = RewardConfig(
+        output_dir=str(tmp_path), center_rewards_coefficient=0.01, report_to=[], use_cpu=True, bf16=False
+    )
     trainer = RewardTrainer(network, settings, train_dataset=data, processing_class=tokenizer)
     batch = trainer.data_collator([data[i] for i in range(4)])
     theirs = trainer.compute_loss(trainer.model, batch)
@@ -145,18 +148,30 @@ def test_training_helps_and_the_result_is_a_reward(loss: str, file: Path, tmp_pa
     assert report["heldout_accuracy_after"] > max(0.85, report["heldout_accuracy_before"]), report
     assert 0 <= report["heldout_calibration_error"] < 0.3
     records = lines(30)
-    texts, prompts = [r[side] for r in records for side in ("chosen", "rejected")], [r["prompt"] for r in records for _ in "ab"]
+    texts, prompts = (
+        [r[side] for r in records for side in ("chosen", "rejected")],
+        [r["prompt"] for r in records for _ in "ab"],
+    )
     if loss == "general":
         assert "{name: win_rate, reward: {name: text_preference" in said
-        made = WinRate(TextPreference(str(out), device="cpu"))(texts, prompts, [{"group": i // 2} for i in range(60)]).value
+        made = WinRate(TextPreference(str(out), device="cpu"))(
+            texts, prompts, [{"group": i // 2} for i in range(60)]
+        ).value
     else:
         assert f"rewards: [{{name: text_score, model: {out}}}]" in said
         made = TextScore(str(out), device="cpu")(texts, prompts, [{}] * 60).value
         trainer = Trainer(
             load(
                 recipe("tiny_lm/grpo"),
-                [f"rewards=[{{name: text_score, model: {out}}}]", "training.iterations=1", "training.prompts_per_iteration=2"]
-                + ["training.group_size=4", "training.micro_batch_size=8", "evaluation.prompts=null", f"output={tmp_path}"],
+                [
+                    f"rewards=[{{name: text_score, model: {out}}}]",
+                    "training.iterations=1",
+                    "training.prompts_per_iteration=2",
+                    "training.group_size=4",
+                    "training.micro_batch_size=8",
+                    "evaluation.prompts=null",
+                    f"output={tmp_path}",
+                ],
             ),
             progress=False,
         )
@@ -173,7 +188,20 @@ def test_a_judge_of_texts_is_trained_too(file: Path, tmp_path: Path) -> None:
     )
     out, template = tmp_path / "judge", tmp_path / "which.yaml"
     settings = ["--epochs", "5", "--batch-size", "20", "--learning-rate", "1e-3", "--heldout", file]
-    said = run("train-reward", file, "--texts", "--min-pairs", "60", "--model", "tiny_lm", "--template", template, "--out", out, *settings)
+    said = run(
+        "train-reward",
+        file,
+        "--texts",
+        "--min-pairs",
+        "60",
+        "--model",
+        "tiny_lm",
+        "--template",
+        template,
+        "--out",
+        out,
+        *settings,
+    )
     report = json.loads((out / "reward.json").read_text())
     assert report["heldout_accuracy_after"] > max(0.75, report["heldout_accuracy_before"])
     assert f"{{name: text_pairwise, template: {template}, judge: {{model: {out}}}}}" in said
@@ -211,7 +239,9 @@ def test_calibration_is_right_where_probabilities_are() -> None:
 def test_what_cannot_be_trained_on_is_said_in_one_line(file: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
     bare = tmp_path / "bare.jsonl"
-    bare.write_text("".join(json.dumps({"prompt": "1+1=", "chosen": "2", "rejected": str(i)}) + "\n" for i in range(120)))
+    bare.write_text(
+        "".join(json.dumps({"prompt": "1+1=", "chosen": "2", "rejected": str(i)}) + "\n" for i in range(120))
+    )
     asked = ["train-reward", bare, "--texts", "--heldout", file, "--out", new]
     for arguments, message in [
         ([*asked], "--model: a reward model of texts is made of"),

@@ -85,7 +85,10 @@ def test_a_subgoal_pays_at_the_first_step_that_reaches_it() -> None:
 
 
 def test_turns_are_judged_without_the_environments_answers(tiny_vlm: str) -> None:
-    turns = [Turn(begin=0, end=2, context=1, reward=0.0, state=""), Turn(begin=5, end=7, context=4, reward=1.0, state="")]
+    turns = [
+        Turn(begin=0, end=2, context=1, reward=0.0, state=""),
+        Turn(begin=5, end=7, context=4, reward=1.0, state=""),
+    ]
     text = Transcript("8!ans4!", turns, [])
     assert parts_of(text, "\n") == ([2, 7], [{"step": "8!", "before": ""}, {"step": "4!", "before": "8!ans"}])
     made = score(StepJudge("text_step", Local(tiny_vlm)), ["one\ntwo", "three"], ["task"] * 2, [{}] * 2)

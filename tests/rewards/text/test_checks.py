@@ -22,7 +22,12 @@ def values(reward: object, texts: list[str], records: list[dict], prompts: list[
 def test_boxes_are_matched_so_that_their_overlaps_add_up_to_most() -> None:
     assert overlap([0, 0, 2, 2], [1, 1, 3, 3]) == pytest.approx(1 / 7) and overlap([0, 0, 1, 1], [5, 5, 6, 6]) == 0
     right = [[0, 0, 10, 10], [20, 20, 30, 30]]
-    texts = ["[20, 20, 30, 30] and (0, 0, 10, 10)", "[0, 0, 10, 8]", "no box", "[0, 0, 10, 4], [20, 20, 30, 30], [1,1,2,2]"]
+    texts = [
+        "[20, 20, 30, 30] and (0, 0, 10, 10)",
+        "[0, 0, 10, 8]",
+        "no box",
+        "[0, 0, 10, 4], [20, 20, 30, 30], [1,1,2,2]",
+    ]
     assert values(Boxes(), texts, [{"boxes": right}] * 4) == pytest.approx([1, 0.8 / 2, 0, 1 / 3])
     assert values(Boxes(), ["none", "[0,0,1,1]"], [{"boxes": []}] * 2) == [1, 0]
     sure = "{'Position': [0, 0, 10, 10], 'Confidence': 0.9}, {'Position': [50, 50, 60, 60], 'Confidence': 0.4}"
@@ -77,7 +82,11 @@ def test_keywords_count_in_their_order() -> None:
         text = " ".join(randomness.choices("abcdx", k=8))
         words = randomness.choices("abcd", k=4)
         assert in_order(text, words) == slowly(text, words)
-    assert values(Keywords(), ["Heat, then ice", "ice then heat", ""], [{"keywords": ["heat", "ice"]}] * 3) == [1, 0.5, 0]
+    assert values(Keywords(), ["Heat, then ice", "ice then heat", ""], [{"keywords": ["heat", "ice"]}] * 3) == [
+        1,
+        0.5,
+        0,
+    ]
     with pytest.raises(RewardError, match="no list of words"):
         values(Keywords(), [""], [{"keywords": "heat"}])
 
@@ -91,8 +100,21 @@ def test_an_assignment_makes_every_clause_true() -> None:
 def test_no_number_is_too_large_to_be_read() -> None:
     many = "9" * 5000
     box = {"box": [0, 0, 1, 1], "boxes": [[0, 0, 1, 1]], "answer": 1, "clauses": [[1]], "list": 1, "relevant": True}
-    for reward in (Boxes(), Boxes(confidence=True), NumberWithin(), Click(), StatedConfidence(Click()), Assignment(), Ranked()):
-        for text in (f"x{many}=1", f"[{many}, 0, 1, 1e999]", f'{{"Position": [{many[:400]}, 0, 1, 1]}}', f"confidence {many}"):
+    for reward in (
+        Boxes(),
+        Boxes(confidence=True),
+        NumberWithin(),
+        Click(),
+        StatedConfidence(Click()),
+        Assignment(),
+        Ranked(),
+    ):
+        for text in (
+            f"x{many}=1",
+            f"[{many}, 0, 1, 1e999]",
+            f'{{"Position": [{many[:400]}, 0, 1, 1]}}',
+            f"confidence {many}",
+        ):
             assert values(reward, [text], [box])[0] <= 1
 
 
@@ -107,7 +129,14 @@ def test_a_score_earns_by_the_rank_that_it_gives_its_document() -> None:
 def test_the_first_reward_that_tells_two_texts_apart_decides() -> None:
     reward = Lexicographic([ExactMatch(pattern=r"(\d)"), StepCount(4)], margins=[0, 0.3])
     texts = ["1\nb\nc", "1", "2\nb\nc\nd", "1\nb"]
-    wins = reward.compare([texts[0], texts[1], texts[0], texts[2]], [texts[1], texts[2], texts[3], texts[0]], ["?"] * 4, [{"answer": "1"}] * 4)
+    wins = reward.compare(
+        [texts[0], texts[1], texts[0], texts[2]],
+        [texts[1], texts[2], texts[3], texts[0]],
+        ["?"] * 4,
+        [{"answer": "1"}] * 4,
+    )
     # more steps; right; 3 to 2 steps is a tie within the margin; wrong
     assert wins.value.tolist() == [1, 1, 0.5, 0]
-    assert values(WinRate(reward), texts, [{"answer": "1"}] * 4) == pytest.approx([2.5 / 3, 1 / 3 + 0.5 / 3, 0, 2 / 3], abs=1e-6)
+    assert values(WinRate(reward), texts, [{"answer": "1"}] * 4) == pytest.approx(
+        [2.5 / 3, 1 / 3 + 0.5 / 3, 0, 2 / 3], abs=1e-6
+    )

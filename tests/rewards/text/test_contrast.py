@@ -61,7 +61,9 @@ def test_endogenous_rewards_are_those_of_the_inverse_soft_bellman_operator(model
             ids = [*ids, token]
             v = 2.0 * math.log(sum(math.exp(each / 2.0) for each in after)) if t < len(tokens) - 1 else 0.0
             rewards.append(q - v)
-        assert [r for _, r in steps] == pytest.approx(rewards, abs=1e-3) and value == pytest.approx(sum(rewards), abs=1e-3)
+        assert [r for _, r in steps] == pytest.approx(rewards, abs=1e-3) and value == pytest.approx(
+            sum(rewards), abs=1e-3
+        )
     assert Endogenous(tiny_lm)([""], ["1+1="], [{}]).value.tolist() == [0]
 
 
@@ -69,7 +71,9 @@ def test_confidence_in_the_own_answer_is_signed_by_the_outcome(model: CausalMode
     texts, records = ["9=42", "7", "=32"], [{"answer": "42"}, {"answer": "1"}, {"answer": "1"}]
     reward = AnswerConfidence(ExactMatch(pattern=r"=(\d+)"), tiny_lm, r"=(\d+)")
     made = score(reward, texts, PROMPTS, records).value.tolist()
-    sure = [mean([math.exp(p) for p in slowly(model, PROMPTS[i] + texts[i][:n], texts[i][n:])]) for i, n in ((0, 2), (2, 1))]
+    sure = [
+        mean([math.exp(p) for p in slowly(model, PROMPTS[i] + texts[i][:n], texts[i][n:])]) for i, n in ((0, 2), (2, 1))
+    ]
     assert made == pytest.approx([sure[0], 0, -sure[1]], abs=1e-5)
 
 
@@ -96,7 +100,9 @@ def test_a_run_asks_a_snapshot_that_lags_behind_the_weights(tmp_path: Path) -> N
     reward = trainer.scorer.reward
     samples, prompts, metadata = ["", "1"], ["17+25=", "17+25="], [{"answer": "42", "group": 0}] * 2
     before = score(reward, samples, prompts, metadata).value
-    start = CausalModel.load(trainer.config.model.path if Path(trainer.config.model.path).is_dir() else str(TINY), "cpu")
+    start = CausalModel.load(
+        trainer.config.model.path if Path(trainer.config.model.path).is_dir() else str(TINY), "cpu"
+    )
     trainer.train()
     after = score(reward, samples, prompts, metadata)
     # what the start weights say of the answer without a thought is what the snapshot says

@@ -44,7 +44,9 @@ def test_tokens_are_matched_with_their_nearest_in_both_directions(tiny_lm: str) 
         first, second = (tokenizer(each, add_special_tokens=False).input_ids for each in (text, right))
 
         def best(a: list[int], b: list[int]) -> float:
-            return float(np.mean([max(torch.cosine_similarity(table[i], table[j], dim=0).item() for j in b) for i in a]))
+            return float(
+                np.mean([max(torch.cosine_similarity(table[i], table[j], dim=0).item() for j in b) for i in a])
+            )
 
         assert value == pytest.approx((best(first, second) + best(second, first)) / 2 if first else 0.0, abs=1e-5)
     assert made[0] == pytest.approx(1)
