@@ -33,6 +33,8 @@ class Asked:
     """Shape of a state in the pipeline's loop, without the batch."""
     sigmas: Tensor
     """[T + 1] noise levels of the pipeline's schedule."""
+    noisy: tuple[int, ...]
+    """Numbers of the stochastic steps."""
     debug: bool
     """Whether it asks for the velocities too."""
     picture: int
@@ -106,6 +108,12 @@ def read(body: bytes, asked: Asked) -> Drawn:
     for name, value in (("latents", states), ("rollout_log_probs", log_prob), ("rollout_model_outputs", velocity)):
         if value is not None and not value.isfinite().all():
             raise ValueError(f"{name} has values that are infinite or NaN")
+    with_noise = tuple(log_prob.nonzero()[:, 0].tolist())
+    if with_noise != asked.noisy:
+        raise ValueError(
+            f"steps {list(with_noise)} have a log-probability, and {list(asked.noisy)} were to be stochastic: the "
+            "engine ignores rollout_sde_type or rollout_sde_step_indices"
+        )
     seconds = answer.get("inference_time_s")
     # states are sent in float32 although the loop rounds them to the network's format
     rounded = kind != torch.float32 or any(

@@ -348,6 +348,7 @@ class SGLang:
             steps=len(eta),
             shape=shape,
             sigmas=start.trajectory.sigmas.cpu(),
+            noisy=tuple(noisy),
             debug=debug,
             picture=3 * height * width * frames,
         )
@@ -380,6 +381,8 @@ class SGLang:
         if self.settings.share_gpu and not self.open:
             self._sleep()
         rollout = self._rollout(part, drawn)
+        branches = 1 + self.policy.family.negative(self.config.rollout.guidance)
+        self.policy.forwards += len(drawn) * part.eta.shape[1] * branches
         if not self.settings.staleness:
             self._check(rollout, part)
         return Generated(rollout, part.batch, self.algorithm.decode(self.sampler, rollout))
@@ -446,6 +449,10 @@ class SGLang:
         self.policy.forwards = forwards
         error = float((replayed - trajectory.velocity).abs().max() / trajectory.velocity.abs().max())
         self.replayed.append(error)
+        sigmas = trajectory.sigmas.view(-1, *[1] * (trajectory.latents.dim() - 2))
+        euler = trajectory.latents[:, :-1] + trajectory.velocity * (sigmas[1:] - sigmas[:-1])
+        moved = (euler - trajectory.latents[:, 1:])[trajectory.eta == 0].abs()
+        error = max(error, float(moved.max() / trajectory.latents.abs().max()) if len(moved) else 0.0)
         samples, at = trajectory.mask.nonzero().unbind(1)
         again = trajectory.score(rollout.kernel, trajectory.velocity[samples, at], samples, at)
         apart = (again.log_prob - trajectory.log_prob[samples, at]).abs()

@@ -141,6 +141,11 @@ class Engine:
             "rollout_noise_std_devs": tensor(torch.zeros(steps, 1)),
             "rollout_model_outputs": tensor(walked.velocity[0]),
         }
+        trajectory = {
+            "latents": tensor(walked.latents[0]),
+            "timesteps": tensor(sigmas[:-1] * 1000),
+            "sigmas": tensor(sigmas),
+        }
         picture = self.policy.decode_pixels(walked.final)[0]
         return {
             "request_id": "1",
@@ -150,11 +155,7 @@ class Engine:
             "rollout_log_probs": tensor(walked.log_prob[0]),
             "rollout_debug_tensors": debug if body["rollout_debug_mode"] else None,
             "denoising_env": None,
-            "dit_trajectory": {
-                "latents": tensor(walked.latents[0]),
-                "timesteps": tensor(sigmas[:-1] * 1000),
-                "sigmas": tensor(sigmas),
-            },
+            "dit_trajectory": trajectory if body["rollout_return_dit_trajectory"] else None,
             "inference_time_s": 0.01,
             "peak_memory_mb": None,
         }

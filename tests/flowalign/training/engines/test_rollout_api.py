@@ -36,6 +36,11 @@ def levels(steps: int = 4, shift: float = 3.0) -> Tensor:
     return scheduler.sigmas
 
 
+def noisy(request: dict[str, Any]) -> tuple[int, ...]:
+    steps = request["rollout_sde_step_indices"] or range(4)
+    return () if request["rollout_sde_type"] == "ode" else tuple(steps)
+
+
 def asked(request: dict[str, Any], **changes: Any) -> Asked:
     settings = {
         "content": b"",
@@ -44,6 +49,7 @@ def asked(request: dict[str, Any], **changes: Any) -> Asked:
         "steps": request["num_inference_steps"],
         "shape": SHAPE,
         "sigmas": levels(),
+        "noisy": noisy(request),
         "debug": request["rollout_debug_mode"],
         "picture": 3 * 32 * 32,
     }
@@ -60,13 +66,12 @@ def test_its_steps_are_those_of_our_kernel_by_the_noise_of_the_seed(kind: str) -
     # the start noise, then the noise of the steps, from one generator
     torch.testing.assert_close(drawn.states[:1], torch.randn((1, *SHAPE), generator=source), rtol=0, atol=0)
     assert drawn.velocity is not None and not drawn.rounded and drawn.seconds == 0.5
-    indices = request["rollout_sde_step_indices"]
     for step in range(4):
-        noisy = request["rollout_sde_type"] != "ode" and (indices is None or step in indices)
-        eta = torch.tensor([request["rollout_noise_level"] if noisy else 0.0])
+        stochastic = step in noisy(request)
+        eta = torch.tensor([request["rollout_noise_level"] if stochastic else 0.0])
         state, velocity = drawn.states[step : step + 1], drawn.velocity[step : step + 1]
         mean, std = kernel(state, velocity, sigmas[step], sigmas[step + 1], eta.view(-1, 1, 1, 1))
-        noise = torch.randn((1, *SHAPE), generator=source) if noisy else torch.zeros(1, *SHAPE)
+        noise = torch.randn((1, *SHAPE), generator=source) if stochastic else torch.zeros(1, *SHAPE)
         following = drawn.states[step + 1 : step + 2]
         torch.testing.assert_close(mean + std * noise, following, rtol=1e-5, atol=1e-6)
         at, to = sigmas[step : step + 1], sigmas[step + 1 : step + 2]
@@ -92,6 +97,12 @@ def test_a_lora_of_ours_is_read_with_its_alpha() -> None:
     assert lora["alpha"] == 4 and len(lora["layers"]) > 10
     # it looks for them by the names of the network's layers
     assert lora["read"] == sorted(f"{layer}.lora_{half}.weight" for layer in lora["layers"] for half in "AB")
+
+
+def test_another_plan_is_refused() -> None:
+    request, body, _ = fixture("sde")
+    with pytest.raises(ValueError, match=r"steps \[0, 1, 2, 3\] have a log-probability, and \[1, 2\] were to be"):
+        read(body, asked(request, noisy=(1, 2)))
 
 
 def changed(body: bytes, change: Any) -> bytes:
