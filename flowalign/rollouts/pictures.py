@@ -19,6 +19,7 @@ from samplers import Trajectory, derive_seed
 from samplers.completion import Completions, complete, fork, path, perturb
 from samplers.kernels import Kernel
 from samplers.plans import Tree
+from samplers.stored import Allocate
 from samplers.tree import grow
 
 
@@ -40,6 +41,8 @@ class DiffusionSampler(Sampler):
         self.unlearned: int = getattr(self.plan, "unlearned", 0)
         self.search: Callable[[Batch], Tensor] | None = None
         """Search that finds finished latents [B, ...] for a batch."""
+        self.allocate: Allocate | None = None
+        """Memory on the host for trajectories; None: they stay on the device."""
         cache = config.rollout.cache
         self.cache = None if cache is None else cache.part("caches", "rollout.cache")
         """Cache of features, in rollouts."""
@@ -98,6 +101,7 @@ class DiffusionSampler(Sampler):
                 eta=eta if kept is None else eta[kept],
                 metadata=batch.metadata,
                 cache=self.cache,
+                allocate=self.allocate,
                 **sampling,
             )
         rollout.unlearned = self.unlearned
@@ -200,7 +204,10 @@ class DiffusionSampler(Sampler):
         trajectory = Trajectory(**{name: value.to(self.device) for name, value in tensors.items()})
         rollout = redrawn.branch(trajectory, torch.zeros(len(batch), dtype=torch.long, device=self.device))
         rollout.kernel, rollout.unlearned = self.kernel, self.unlearned
-        return rollout
+        return self.stored(rollout)
+
+    def stored(self, rollout: Rollout) -> Rollout:
+        return rollout if self.allocate is None else rollout.stored(self.allocate)
 
     def calibrate(self, step_reward: Tensor, mask: Tensor) -> None:
         """Let an adaptive plan learn from the step rewards [B, T] of all processes."""

@@ -23,6 +23,7 @@ from flowalign.rollouts.pictures import DiffusionSampler
 from flowalign.rollouts.processes import Processes
 from flowalign.rollouts.sampler import Sampler
 from flowalign.rollouts.scoring import Scorer
+from flowalign.rollouts.store import allocator
 from flowalign.runs.checkpoint import Checkpoints, fitting
 from flowalign.runs.lock import locked
 from flowalign.search.sampler import SearchSampler
@@ -103,6 +104,8 @@ def assemble(
     sampler, scorer = build_sampler(config, policy, spec_of(reward).needs), Scorer(reward, processes)
     if isinstance(sampler, DiffusionSampler) and config.rollout.search is not None:
         sampler.search = SearchSampler(config.rollout.search, sampler, scorer)
+    if isinstance(sampler, DiffusionSampler):
+        sampler.allocate = allocator(sampler.config.rollout.store, folder)
     without_context_parallel = share_tokens(policy, processes)
     groups = _groups(config, algorithm, sampler, scorer, processes)
     policy.expect(groups.coming)
