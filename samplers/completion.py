@@ -192,8 +192,8 @@ def fork(
     nodes = branch.numbered()
     together = samples[:, None].expand(-1, first + 1)
     return Trajectory(
-        latents=torch.cat([trunk.latents[samples, :first], branch.latents], 1),
-        velocity=torch.cat([trunk.velocity[samples, :first], branch.velocity], 1),
+        latents=torch.cat([trunk.latents[samples, :first], branch.latents[:]], 1),
+        velocity=torch.cat([trunk.velocity[samples, :first], branch.velocity[:]], 1),
         log_prob=torch.cat([zeros, branch.log_prob], 1),
         eta=torch.cat([zeros, branch.eta], 1),
         sigmas=trunk.sigmas,

@@ -7,6 +7,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from samplers.stored import Stored
+
 SHARED = {"shared": True}
 """metadata of a field whose tensor has no row a sample"""
 
@@ -46,9 +48,10 @@ class Rows:
         return replace(self, **{name: value.to(device) for name, value in self.tensors().items()})
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors it is made of, by name."""
+        """The tensors it is made of, by name; what is stored on the host comes to the device."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        whole = {name: value.whole() if isinstance(value, Stored) else value for name, value in values.items()}
+        return {name: value for name, value in whole.items() if isinstance(value, Tensor)}
 
     def _by_row(self) -> list[Field[Any]]:
         return [f for f in fields(self) if "shared" not in f.metadata]
@@ -62,6 +65,8 @@ def _take(value: Any, rows: Tensor | Sequence[int] | slice) -> Any:
             return value[rows]
         numbers = rows.tolist() if isinstance(rows, Tensor) else rows
         return [value[i] for i in numbers] if value else []
+    if isinstance(value, Stored):
+        return value.take(rows)
     return value[rows] if isinstance(value, Tensor) or hasattr(value, "cat") else value
 
 

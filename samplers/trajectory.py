@@ -11,15 +11,16 @@ from samplers.kernels import Kernel, Transition, transition
 from samplers.noise import generators, normal
 from samplers.rows import SHARED, Rows
 from samplers.solvers import DPMSolver
+from samplers.stored import Allocate, Stored
 
 
 @dataclass(kw_only=True)
 class Trajectory(Rows):
     """B samples of T steps, float32."""
 
-    latents: Tensor
+    latents: Tensor | Stored
     """[B, T + 1, ...]: the start noise, then the sample after each step"""
-    velocity: Tensor
+    velocity: Tensor | Stored
     """[B, T, ...]: the guided velocity at each step"""
     log_prob: Tensor
     """[B, T]: 0 at deterministic steps"""
@@ -51,6 +52,11 @@ class Trajectory(Rows):
                 count = int(nodes.max()) + 1
             parts = apart
         return super().cat(parts)
+
+    def stored(self, allocate: Allocate) -> Self:
+        """The same with states and velocities on the host."""
+        latents, velocity = Stored.of(self.latents[:], allocate), Stored.of(self.velocity[:], allocate)
+        return replace(self, latents=latents, velocity=velocity)
 
     def numbered(self) -> Tensor:
         """[B, T + 1] `nodes`, and where no state is shared, a number for each sample."""

@@ -6,7 +6,7 @@ subclasses: `trajectory/` learns from stochastic steps that were recorded, `text
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -25,6 +25,7 @@ from flowalign.rollouts.sampler import RolloutT, Sampled, SamplerT
 from flowalign.rollouts.scoring import Scorer
 from flowalign.settings import Section
 from rewards import Reward, Scores
+from samplers.stored import Stored
 
 
 class AlgorithmSettings(Section):
@@ -103,12 +104,13 @@ class Algorithm(ABC, Generic[ConfigT, SamplerT, PolicyT, RolloutT, RecordT, Expe
     Settings: ClassVar[type[AlgorithmSettings]] = AlgorithmSettings
     kind: ClassVar[Literal["pictures", "text"]] = "pictures"
     """Kind of samples that it learns from."""
-    combines: frozenset[str] = frozenset({"text_lora", "shards", "overlap", "whole"})
+    combines: frozenset[str] = frozenset({"text_lora", "shards", "overlap", "store", "whole"})
     """Features that a run may combine it with, of these names:
 
     - text_lora: text encoders can be trained, since its losses ask for velocities of a rollout's states
     - shards: its network may be in shards
     - overlap: finished samples are scored before anything is learned from them, while others are sampled
+    - store: it learns from trajectories, which can wait outside of the device
     - refill: it samples what it draws, group by group, so that groups can be replaced
     - replay: a group of an earlier iteration can stand in for one
     - search: it learns from finished samples alone, so that a search may have found them
@@ -224,6 +226,11 @@ class Algorithm(ABC, Generic[ConfigT, SamplerT, PolicyT, RolloutT, RecordT, Expe
     @abstractmethod
     def verify(self, policy: PolicyT, experience: ExperienceT) -> None:
         """Before the first update: refuse a pipeline that replay does not reproduce."""
+
+    def reads(self, experience: ExperienceT, items: Tensor) -> Iterable[tuple[Stored, tuple[Tensor, ...]]]:
+        """What `losses` of these items, on the host, reads of trajectories there, with the indices; while the items
+        before are learned from it is copied to the device. Nothing: it is copied when it is read."""
+        return ()
 
     @abstractmethod
     def losses(self, policy: PolicyT, experience: ExperienceT, items: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

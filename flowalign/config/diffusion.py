@@ -41,6 +41,9 @@ class RolloutSampling(Sampling, Rollouts):
     cache: Named | None = None
     """Cache of features, which rollouts keep from step to step (`flowalign list caches`); replay, completions and
     evaluation go without it."""
+    store: Literal["device", "host", "disk"] = "device"
+    """Where trajectories wait for the updates: on the device, in the host's memory, or in files of the run's folder,
+    which vanish with the iteration; updates have the same numbers, and copy what they read (docs/scale.md)."""
     save_every: int = Field(0, ge=0)
     """Iterations from one whose trajectories are written to the run's folder, in rollouts/, to the next, for `flowalign
     verify-rollout`; the newest 8 files of each process stay; 0: none are written."""

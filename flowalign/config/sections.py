@@ -68,6 +68,11 @@ COMBINATIONS = (
         "or is given them; flow_grpo and, for texts, grpo work",
     ),
     (
+        "rollout.store",
+        "store",
+        "'{name}' learns from what is given, and has no trajectories that wait for the updates; device works",
+    ),
+    (
         "model.text_lora",
         "text_lora",
         "{name} learns from clean samples and their kept embeddings; methods that learn from the steps of a rollout "
@@ -532,7 +537,7 @@ class BaseConfig(Section):
             value: Any = self
             for name in key.split("."):
                 value = getattr(value, name, None)
-            is_set = value == refused if refused else value not in (None, 1)
+            is_set = value == refused if refused else value not in (None, 1, "device")
             if is_set and needed not in algorithm.combines:
                 raise ConfigError(f"{key}: {why.format(name=self.algorithm.name)}")
 

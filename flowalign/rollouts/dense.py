@@ -210,7 +210,7 @@ class StateValues:
         if self.head is None:
             self._begin(trajectory.latents.shape[2], condition.shape[1], seed, processes.device)
         assert self.head is not None
-        x = trajectory.latents.flatten(0, 1)
+        x = trajectory.latents[:].flatten(0, 1)
         sigma = trajectory.sigmas.repeat(batch)
         condition = condition.repeat_interleave(states, 0)
         with torch.no_grad():

@@ -65,7 +65,7 @@ class Draw:
             batch: the rollout's samples; an algorithm that branches makes several groups of a prompt.
             scored: their scores to come; None if they are not scored.
         """
-        self._parts.append((rollout, batch, scored))
+        self._parts.append((None if rollout is None else self.sampler.stored(rollout), batch, scored))
 
     def whole(self) -> Sampled[Any, Any]:
         """All samples since the last call, with their scores, as one."""

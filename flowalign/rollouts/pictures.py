@@ -20,6 +20,7 @@ from samplers import Recorder, Trajectory, derive_seed
 from samplers.completion import Completions, complete, fork, path, perturb
 from samplers.kernels import Kernel
 from samplers.plans import Tree
+from samplers.stored import Allocate
 from samplers.tree import grow
 
 
@@ -43,6 +44,8 @@ class DiffusionSampler(Sampler):
         """Search that finds finished latents [B, ...] for a batch."""
         self.scorer: Scorer | None = None
         """Scorer of a run that trains, for rollouts that look at samples on their way."""
+        self.allocate: Allocate | None = None
+        """Memory on the host for trajectories; None: they stay on the device."""
         cache = config.rollout.cache
         self.cache = None if cache is None else cache.part("caches", "rollout.cache")
         """Cache of features, in rollouts."""
@@ -101,6 +104,7 @@ class DiffusionSampler(Sampler):
                 eta=eta if kept is None else eta[kept],
                 metadata=batch.metadata,
                 cache=self.cache,
+                allocate=self.allocate,
                 **sampling,
             )
         rollout.unlearned = self.unlearned
@@ -236,7 +240,10 @@ class DiffusionSampler(Sampler):
         trajectory = Trajectory(**{name: value.to(self.device) for name, value in tensors.items()})
         rollout = redrawn.branch(trajectory, torch.zeros(len(batch), dtype=torch.long, device=self.device))
         rollout.kernel, rollout.unlearned = self.kernel, self.unlearned
-        return rollout
+        return self.stored(rollout)
+
+    def stored(self, rollout: Rollout) -> Rollout:
+        return rollout if self.allocate is None else rollout.stored(self.allocate)
 
     def calibrate(self, step_reward: Tensor, mask: Tensor) -> None:
         """Let an adaptive plan learn from the step rewards [B, T] of all processes."""

@@ -48,6 +48,10 @@ class Sampler:
         """Join several rollouts."""
         raise NotImplementedError
 
+    def stored(self, rollout: Any) -> Any:
+        """A rollout where it waits for the updates; here where it is."""
+        return rollout
+
     def restore(self, tensors: dict[str, Tensor], rest: dict[str, Any], batch: Batch) -> Any:
         """Rebuild the rollout of the batch's samples from the results of its method `packed`."""
         raise NotImplementedError

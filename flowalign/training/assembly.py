@@ -27,6 +27,7 @@ from flowalign.rollouts.pictures import DiffusionSampler
 from flowalign.rollouts.processes import Processes
 from flowalign.rollouts.sampler import Sampler
 from flowalign.rollouts.scoring import Scorer
+from flowalign.rollouts.store import allocator
 from flowalign.runs.checkpoint import Checkpoints, fitting
 from flowalign.runs.lock import locked
 from flowalign.search.sampler import SearchSampler
@@ -109,6 +110,7 @@ def assemble(
         sampler.scorer = scorer
         if config.rollout.search is not None:
             sampler.search = SearchSampler(config.rollout.search, sampler, scorer)
+        sampler.allocate = allocator(sampler.config.rollout.store, folder)
     without_context_parallel = share_tokens(policy, processes)
     groups = _groups(config, algorithm, sampler, scorer, processes)
     engine = _engine(fleet, algorithm, sampler, processes, folder)

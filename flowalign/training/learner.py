@@ -25,6 +25,7 @@ from flowalign.runs.progress import report
 from flowalign.training.distributed.sharding import Sharding, like, restore, unsynced, whole
 from flowalign.training.memory import make_optimizer, while_it_fits
 from flowalign.training.optimization import Optimization
+from flowalign.training.visits import visiting
 from samplers import derive_seed
 
 logger = logging.getLogger(__name__)
@@ -309,10 +310,11 @@ class Learner(Optimization):
         items, weights = self._with_gradient(experience, items), None
         if seed is not None and self.config.training.subsample is not None:
             items, weights = self._subsampled(experience, items, self.config.training.subsample, seed)
+        visits = partial(visiting, self.algorithm, experience) if losses is None else iter
         losses = partial(losses or self.algorithm.losses, self.policy, experience)
 
         def backward() -> dict[str, Tensor]:
-            return self.backward(losses, items, total, self.config.training.micro_batch_size, weights)
+            return self.backward(losses, items, total, self.config.training.micro_batch_size, weights, visits)
 
         alone = self.accelerator.num_processes == 1
         sums = while_it_fits(self.config, "training", "micro_batch_size", backward, lambda: alone)

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -102,11 +102,13 @@ class Optimization:
         total: float,
         micro_batch_size: int,
         weights: Tensor | None = None,
+        visiting: Callable[[Sequence[Tensor]], Iterable[Tensor]] = iter,
     ) -> dict[str, Tensor]:
         """Compute the gradients of the sum of the items' losses, divided by `total`, in micro-batches.
 
         Args:
             weights: [N] weights of the items in every sum; default 1.
+            visiting: function that yields the micro-batches, each when what its losses read is on the device.
 
         Returns:
             the sums of the named values that `losses` returns, and of the losses themselves as `loss`.
@@ -115,7 +117,7 @@ class Optimization:
         chunks = items.split(micro_batch_size)
         chunk_weights = [None] * len(chunks) if weights is None else weights.split(micro_batch_size)
         sums: dict[str, Any] = {}
-        for i, (chunk, weight) in enumerate(zip(chunks, chunk_weights, strict=True)):
+        for i, (chunk, weight) in enumerate(zip(visiting(chunks), chunk_weights, strict=True)):
             with self._accumulated(last=i == len(chunks) - 1):
                 loss, values = losses(chunk)
                 if weight is not None:

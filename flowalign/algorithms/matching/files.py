@@ -84,7 +84,7 @@ class FileMatching(base.Matching[Rollout | None, None]):
 
     Settings = FileSettings
     settings: FileSettings
-    combines = base.Matching.combines - {"overlap", "whole"}
+    combines = base.Matching.combines - {"overlap", "store", "whole"}
     data: ClassVar[type[Prompts]] = Targets
 
     def read(self, data: Data) -> Prompts:

@@ -6,6 +6,7 @@ the pictures are worth (`score`), which reward every step gets (`step_reward`), 
 the settings name.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import UnionType
@@ -33,6 +34,7 @@ from flowalign.rollouts.scoring import Scorer
 from samplers import Transition
 from samplers.kernels import gaussian_log_prob, traits_of
 from samplers.plans import Tree
+from samplers.stored import Stored
 
 
 def check_noise(config: Config) -> None:
@@ -272,6 +274,10 @@ class TrajectoryAlgorithm(PolicyGradient[Config, DiffusionSampler, DiffusersPoli
     def wins(self, rows: int) -> Tensor | None:
         """[B, B] verdicts of the comparisons that the last rewards came from, as in `Preview`; None without any."""
         return None
+
+    def reads(self, experience: ActionExperience, items: Tensor) -> Iterator[tuple[Stored, tuple[Tensor, ...]]]:
+        reads: Iterator[tuple[Stored, tuple[Tensor, ...]]] = experience.rollout.reads(*items.unbind(1))
+        return reads
 
     def losses(
         self, policy: DiffusersPolicy, experience: ActionExperience, items: Tensor

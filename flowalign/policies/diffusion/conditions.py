@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -9,9 +10,10 @@ import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from flowalign.policies.diffusion.experts import Experts
+from samplers.stored import Allocate, Stored
 
 Call = dict[str, Any]
 
@@ -50,7 +52,7 @@ class Conditions:
         return sum(self.copies)
 
     def _per_sample(self, name: str, value: Any, copies: int) -> bool:
-        sized = isinstance(value, list) or (isinstance(value, Tensor) and value.dim() > 0)
+        sized = isinstance(value, list) or (isinstance(value, Tensor | Stored) and value.dim() > 0)
         return sized and len(value) == copies * self.batch and name not in self.shared
 
     def gather(self, samples: Tensor, steps: Tensor, apart: bool = False) -> list[Call]:
@@ -83,12 +85,30 @@ class Conditions:
             return torch.stack(values)[steps.to(first.device)]
         if not self._per_sample(name, first, copies):
             return first
-        if isinstance(first, Tensor):
+        if isinstance(first, Tensor | Stored):
             return first[rows] if same else torch.stack(values)[steps, rows]
         if same and not isinstance(first[0], Tensor) and all(other == first[0] for other in first):
             # which rows are wanted is known on the device, and the host would wait for it
             return first[:1] * len(rows)
         return [values[k][row] for k, row in zip(steps.tolist(), rows.tolist(), strict=True)]
+
+    def stored(self, allocate: Allocate) -> "Conditions":
+        """The same with what the steps share, embeddings above all, on the host."""
+        steps = Counter(leaf for call in self.calls for leaf in {id(leaf) for leaf in tree_leaves(call)})
+
+        def moved(values: list[Any], copies: int) -> Any:
+            [value] = values
+            large = isinstance(value, Tensor) and value.dim() > 1 and steps[id(value)] == len(self.calls)
+            return Stored.of(value, allocate) if large else value
+
+        return Conditions(_mapped([self], moved), self.copies, self.batch, self.shared)
+
+    def reads(self, samples: Tensor) -> Iterator[tuple[Stored, tuple[Tensor, ...]]]:
+        """What `gather` reads for these samples [N], on the host: each stored argument, and its rows."""
+        for call, copies in zip(self.calls[0], self.copies, strict=True):
+            for leaf in tree_leaves(call):
+                if isinstance(leaf, Stored):
+                    yield leaf, (torch.cat([samples + i * self.batch for i in range(copies)]),)
 
     def conditional(self, unconditional: int) -> "Conditions":
         """Without the branch of guidance that has this number, where there are two."""
@@ -109,6 +129,8 @@ class Conditions:
 
         def pick(values: list[Any], copies: int) -> Any:
             [value] = values
+            if isinstance(value, Stored):
+                return value.take(torch.cat([samples + i * self.batch for i in range(copies)]))
             if isinstance(value, Tensor):
                 return value.unflatten(0, (copies, -1))[:, samples].flatten(0, 1)
             return [value[i * self.batch + row] for i in range(copies) for row in samples.tolist()]
@@ -123,6 +145,10 @@ class Conditions:
             return first
 
         def join(values: list[Any], copies: int) -> Any:
+            if isinstance(values[0], Stored):
+                longest = max(v.shape[1] for v in values)
+                whole = [(v.padded(longest), len(v) // copies) for v in values]
+                return Stored.cat([v.piece(i * n, (i + 1) * n) for i in range(copies) for v, n in whole])
             if isinstance(values[0], Tensor):
                 return torch.cat([v.unflatten(0, (copies, -1)) for v in _padded(values)], 1).flatten(0, 1)
             each = [len(value) // copies for value in values]
@@ -148,6 +174,14 @@ class Ragged:
     def branches(self) -> int:
         """Network evaluations of one sample at one step."""
         return self.parts[0].branches
+
+    def stored(self, allocate: Allocate) -> "Ragged":
+        """The same with what the steps share on the host."""
+        return Ragged([conditions.stored(allocate) for conditions in self.parts], self.owner, self.row)
+
+    def reads(self, samples: Tensor) -> Iterator[tuple[Stored, tuple[Tensor, ...]]]:
+        """Nothing: which samples have calls of their own is known when they are asked for."""
+        return iter(())
 
     def conditional(self, unconditional: int) -> "Ragged":
         """Without the branch of guidance that has this number, where there are two."""

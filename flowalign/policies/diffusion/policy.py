@@ -52,6 +52,7 @@ from samplers import All, Recorder, Transition, derive_seed, ode
 from samplers.completion import VelocityAt
 from samplers.kernels import Kernel
 from samplers.noise import generators
+from samplers.stored import Allocate
 
 
 class DiffusersPolicy(Policy[Rollout]):
@@ -263,6 +264,7 @@ class DiffusersPolicy(Policy[Rollout]):
         rlg_from: int = 0,
         cache: Callable[[Any], Any] | None = None,
         dry: bool = False,
+        allocate: Allocate | None = None,
         **call: Any,
     ) -> Rollout:
         """Sample trajectories through the pipeline's own call.
@@ -288,6 +290,8 @@ class DiffusersPolicy(Policy[Rollout]):
             rlg_from: the first step that rlg holds for.
             cache: makes a feature cache of diffusers, see `caching`; a replay differs from such a rollout.
             dry: do not run the network: every state is the start noise, and all else as in sampling.
+            allocate: memory on the host that states and embeddings of each network batch move to, as of
+                `samplers.stored`; None: they stay on the device.
             call: further arguments of the pipeline's call (height, width, ...).
         """
         if guidance < 1:
@@ -304,7 +308,11 @@ class DiffusersPolicy(Policy[Rollout]):
         negative = [record.get("negative_prompt", negative_prompt) for record in metadata or [{}] * len(prompts)]
         texts = list(zip(prompts, negative, strict=True))
         scales = (guidance,) if guidance_2 is None else (guidance, guidance_2)
-        rollouts = []
+        rollouts: list[Rollout] = []
+
+        def add(rollout: Rollout) -> None:
+            rollouts.append(rollout if allocate is None else rollout.stored(allocate))
+
         walk = StartScheduler if dry else TransitionScheduler
         for rows in self.family.batches(sources, texts, batch_size):
             report(rows.start, len(texts))
@@ -319,15 +327,15 @@ class DiffusersPolicy(Policy[Rollout]):
                 if walks:
                     stay = StartScheduler(self.pipeline.scheduler, self.family, size, kernel, None, seeds[rows])
                     start = replace(sample(stay, call, True), rlg=rlg, rlg_from=rlg_from)
-                    rollouts.append(self._walked(start, kernel, part_eta, noise_seeds[rows], order))
+                    add(self._walked(start, kernel, part_eta, noise_seeds[rows], order))
                     continue
                 if self.start_noise is None or dry:
-                    rollouts.append(sample(scheduler, call, dry))
+                    add(sample(scheduler, call, dry))
                     continue
                 stay = StartScheduler(self.pipeline.scheduler, self.family, size, kernel, None, seeds[rows])
                 start = sample(stay, call, True)
                 moved = sample(scheduler, call | {"latents": self._moved(start)}, False)
-                rollouts.append(replace(moved, unmoved=start.trajectory.latents[:, 0]))
+                add(replace(moved, unmoved=start.trajectory.latents[:, 0]))
         report(len(texts), len(texts))
         return replace(Rollout.cat(rollouts), rlg=rlg, rlg_from=rlg_from, cached=cache is not None)
 

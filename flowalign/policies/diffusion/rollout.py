@@ -1,7 +1,7 @@
 """Trajectories with what is needed to score their transitions again."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,7 @@ from samplers import Rows, Trajectory
 from samplers.completion import completions
 from samplers.kernels import Kernel
 from samplers.rows import SHARED
+from samplers.stored import Allocate, Stored
 
 
 @dataclass(repr=False, kw_only=True)
@@ -109,6 +110,21 @@ class Rollout(Rows):
         """[B, T] bool: the stochastic steps that are learned from."""
         mask = self.trajectory.mask
         return mask & (torch.arange(mask.shape[1], device=mask.device) < mask.shape[1] - self.unlearned)
+
+    def stored(self, allocate: Allocate) -> "Rollout":
+        """The same with states, velocities and embeddings on the host."""
+        if isinstance(self.trajectory.latents, Stored):
+            return self
+        conditions = self.conditions.stored(allocate)
+        return replace(self, trajectory=self.trajectory.stored(allocate), conditions=conditions)
+
+    def reads(self, samples: Tensor, steps: Tensor) -> Iterator[tuple[Stored, tuple[Tensor, ...]]]:
+        """What stored tensors are read to score these steps, [N] samples and [N] steps on the host, with the indices."""
+        latents, velocity = self.trajectory.latents, self.trajectory.velocity
+        if isinstance(latents, Stored) and isinstance(velocity, Stored):
+            yield latents, (samples.repeat(2), torch.cat([steps, steps + 1]))
+            yield velocity, (samples, steps)
+        yield from self.conditions.reads(samples)
 
     def branch(self, trajectory: Trajectory, samples: Tensor) -> "Rollout":
         """A rollout of other trajectories under the conditions of these samples, [N] indices; without their sound."""

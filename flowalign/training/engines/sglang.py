@@ -60,7 +60,7 @@ REPLAYED = 4
 """Samples of each part that are replayed, whose velocities are sent too."""
 
 
-class Settings(ServerSettings):
+class SGLangPictureSettings(ServerSettings):
     """Settings of sglang's servers."""
 
     concurrency: int = Field(4, ge=1)
@@ -167,10 +167,10 @@ class SGLang:
         FlowalignError: a server does not answer, or serves another pipeline.
     """
 
-    Settings: ClassVar[type[Section]] = Settings
+    Settings: ClassVar[type[Section]] = SGLangPictureSettings
 
     def __init__(
-        self, settings: Settings, algorithm: Algorithm, sampler: DiffusionSampler, processes: Processes, folder: Path
+        self, settings: SGLangPictureSettings, algorithm: Algorithm, sampler: DiffusionSampler, processes: Processes, folder: Path
     ) -> None:
         self.settings, self.algorithm, self.sampler, self.processes = settings, algorithm, sampler, processes
         self.config: Config = sampler.config
