@@ -61,4 +61,5 @@ def approach(half: Sequence[float], end: Sequence[float], prompts: Sequence[str]
     _, group = np.unique(np.array(prompts), return_inverse=True)
     draws = redrawn(int(group.max()) + 1)
     size = draws @ np.bincount(group)
-    return Approach(*(draws @ np.bincount(group, values) / size for values in (half, end)), length)
+    halfway, last = (draws @ np.bincount(group, values) / size for values in (half, end))
+    return Approach(halfway, last, length)

@@ -147,7 +147,7 @@ def results(
         same = sum(one == other for one, other in repeats)
         known = [verdict for verdict in caught[rater].values() if verdict != "skip"]
         right = known.count("first")
-        row = {"rater": rater, **_rate(sum(worths), len(worths)), **_counts(list(votes.values()))}
+        row: dict[str, Any] = {"rater": rater, **_rate(sum(worths), len(worths)), **_counts(list(votes.values()))}
         row["again"] = {**_rate(same, len(repeats)), "pairs": len(repeats)}
         row["caught"] = {**_rate(right, len(known)), "pairs": len(known)}
         raters.append(row)

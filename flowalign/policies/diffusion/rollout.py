@@ -119,7 +119,7 @@ class Rollout(Rows):
         return replace(self, trajectory=self.trajectory.stored(allocate), conditions=conditions)
 
     def reads(self, samples: Tensor, steps: Tensor) -> Iterator[tuple[Stored, tuple[Tensor, ...]]]:
-        """What stored tensors are read to score these steps, [N] samples and [N] steps on the host, with the indices."""
+        """What is read of stored tensors to score these steps, [N] samples and [N] steps on the host: each with its index."""
         latents, velocity = self.trajectory.latents, self.trajectory.velocity
         if isinstance(latents, Stored) and isinstance(velocity, Stored):
             yield latents, (samples.repeat(2), torch.cat([steps, steps + 1]))

@@ -170,7 +170,12 @@ class SGLang:
     Settings: ClassVar[type[Section]] = SGLangPictureSettings
 
     def __init__(
-        self, settings: SGLangPictureSettings, algorithm: Algorithm, sampler: DiffusionSampler, processes: Processes, folder: Path
+        self,
+        settings: SGLangPictureSettings,
+        algorithm: Algorithm,
+        sampler: DiffusionSampler,
+        processes: Processes,
+        folder: Path,
     ) -> None:
         self.settings, self.algorithm, self.sampler, self.processes = settings, algorithm, sampler, processes
         self.config: Config = sampler.config
@@ -443,18 +448,19 @@ class SGLang:
         rows = torch.arange(min(REPLAYED, len(rollout)), device=rollout.trajectory.latents.device)
         few, forwards = rollout.take(rows), self.policy.forwards
         trajectory, steps = few.trajectory, few.trajectory.velocity.shape[1]
+        latents, velocity = trajectory.latents[:], trajectory.velocity[:]
         replayed = torch.stack(
             [self.policy.velocity(few, rows, torch.full_like(rows, step)).float() for step in range(steps)], 1
         )
         self.policy.forwards = forwards
-        error = float((replayed - trajectory.velocity).abs().max() / trajectory.velocity.abs().max())
+        error = float((replayed - velocity).abs().max() / velocity.abs().max())
         self.replayed.append(error)
-        sigmas = trajectory.sigmas.view(-1, *[1] * (trajectory.latents.dim() - 2))
-        euler = trajectory.latents[:, :-1] + trajectory.velocity * (sigmas[1:] - sigmas[:-1])
-        moved = (euler - trajectory.latents[:, 1:])[trajectory.eta == 0].abs()
-        error = max(error, float(moved.max() / trajectory.latents.abs().max()) if len(moved) else 0.0)
+        sigmas = trajectory.sigmas.view(-1, *[1] * (latents.dim() - 2))
+        euler = latents[:, :-1] + velocity * (sigmas[1:] - sigmas[:-1])
+        moved = (euler - latents[:, 1:])[trajectory.eta == 0].abs()
+        error = max(error, float(moved.max() / latents.abs().max()) if len(moved) else 0.0)
         samples, at = trajectory.mask.nonzero().unbind(1)
-        again = trajectory.score(rollout.kernel, trajectory.velocity[samples, at], samples, at)
+        again = trajectory.score(rollout.kernel, velocity[samples, at], samples, at)
         apart = (again.log_prob - trajectory.log_prob[samples, at]).abs()
         tolerance = replay_tolerance(self.policy)
         # rounded states have other log-probabilities, whose distance the metrics have

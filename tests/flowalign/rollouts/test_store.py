@@ -95,7 +95,10 @@ def test_only_what_is_small_stays_on_the_device(tmp_path: Path):
 
 def test_a_full_disk_is_one_line_and_a_method_without_trajectories_refuses(tmp_path: Path):
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with mock.patch("os.posix_fallocate", side_effect=full), pytest.raises(FlowalignError, match="No space left") as told:
+    with (
+        mock.patch("os.posix_fallocate", side_effect=full),
+        pytest.raises(FlowalignError, match="No space left") as told,
+    ):
         InFiles(tmp_path)([4, 5], torch.float32)
     assert "\n" not in str(told.value) and not list(tmp_path.iterdir())
     with pytest.raises(ConfigError, match="rollout.store: 'sft' .* device works"):
