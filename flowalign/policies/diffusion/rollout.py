@@ -119,7 +119,7 @@ class Rollout(Rows):
         return replace(self, trajectory=self.trajectory.stored(allocate), conditions=conditions)
 
     def reads(self, samples: Tensor, steps: Tensor) -> Iterator[tuple[Stored, tuple[Tensor, ...]]]:
-        """What is read of stored tensors to score these steps, [N] samples and [N] steps on the host: each with its index."""
+        """Stored tensors that scoring these steps reads, each with its index; `samples` and `steps` [N] are on the host."""
         latents, velocity = self.trajectory.latents, self.trajectory.velocity
         if isinstance(latents, Stored) and isinstance(velocity, Stored):
             yield latents, (samples.repeat(2), torch.cat([steps, steps + 1]))
