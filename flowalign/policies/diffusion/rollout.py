@@ -119,7 +119,11 @@ class Rollout(Rows):
         return replace(self, trajectory=self.trajectory.stored(allocate), conditions=conditions)
 
     def reads(self, samples: Tensor, steps: Tensor) -> Iterator[tuple[Stored, tuple[Tensor, ...]]]:
-        """Stored tensors that scoring these steps reads, each with its index; `samples` and `steps` [N] are on the host."""
+        """Stored tensors that scoring these steps reads, each with its index.
+
+        Args:
+            samples, steps: [N], on the host.
+        """
         latents, velocity = self.trajectory.latents, self.trajectory.velocity
         if isinstance(latents, Stored) and isinstance(velocity, Stored):
             yield latents, (samples.repeat(2), torch.cat([steps, steps + 1]))
