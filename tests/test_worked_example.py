@@ -38,6 +38,7 @@ SAID = {
 }
 """What a command prints in any case; with two points a forecast cannot tell."""
 WORDING = """
+source: shapes_show in other words
 answer: probability
 questions:
   - name: shows

@@ -2,8 +2,9 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
     from flowalign.evaluation.power import Spread
 
 SEEDS = (2, 3, 5, 10, 20)
+SAVED: Mapping[str, Any] = {
+    **dict.fromkeys(("output", "name", "trackers", "show_every"), True),
+    "evaluation": {"save_samples"},
+    "training": {"previews", "checkpoint_every", "keep_checkpoints"},
+}
+"""Settings of what a run writes and shows, which leave its figures as they are."""
 
 
 def power(
@@ -67,7 +74,7 @@ def scores_of_runs(runs: list[Path], score: str, trust: bool) -> list[list[list[
     check_alike({str(run): run for run in runs}, results)
     configs = [load(run / "config.yaml") for run in runs]
     for run, config in zip(runs, configs, strict=True):
-        one, two = (own.model_dump(exclude={"output", "name"}) for own in (configs[0], config))
+        one, two = (own.model_dump(exclude=SAVED) for own in (configs[0], config))
         if run != runs[0] and one["training"].pop("seed") == two["training"].pop("seed"):
             raise ConfigError(f"{runs[0]} and {run} have one seed; power needs runs of other seeds")
         if run != runs[0] and one != two:
