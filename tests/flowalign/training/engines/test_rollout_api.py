@@ -37,7 +37,9 @@ def levels(steps: int = 4, shift: float = 3.0) -> Tensor:
 
 
 def noisy(request: dict[str, Any]) -> tuple[int, ...]:
-    steps = request["rollout_sde_step_indices"] or range(4)
+    # cps adds no noise in the last step
+    last = 3 if request["rollout_sde_type"] == "cps" else 4
+    steps = request["rollout_sde_step_indices"] or range(last)
     return () if request["rollout_sde_type"] == "ode" else tuple(steps)
 
 
