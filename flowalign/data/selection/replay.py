@@ -71,8 +71,8 @@ class Replay:
         for i, group in enumerate(self.stored):
             rollout = {f"rollout.{name}": value for name, value in group.tensors.items()}
             scores = {f"scores.{name}": value for name, value in group.scores.parts.items()}
-            weight = {} if group.scores.weight is None else {"weight": group.scores.weight}
-            named = rollout | {"value": group.scores.value} | weight | scores
+            columns = {name: getattr(group.scores, name) for name in ("value", "weight", "missing")}
+            named = rollout | {name: column for name, column in columns.items() if column is not None} | scores
             tensors |= {f"{i}.{name}": value for name, value in named.items()}
             rest.append(
                 {
@@ -92,7 +92,8 @@ class Replay:
         for i, record in enumerate(rest):
             rollout = {name: tensors[f"{i}.rollout.{name}"] for name in record["tensors"]}
             columns = {name: tensors[f"{i}.scores.{name}"] for name in record["parts"]}
-            scores = Scores(tensors[f"{i}.value"], columns, record["steps"], tensors.get(f"{i}.weight"))
+            weight, missing = tensors.get(f"{i}.weight"), tensors.get(f"{i}.missing")
+            scores = Scores(tensors[f"{i}.value"], columns, record["steps"], weight, missing=missing)
             batch = Batch(**record["batch"])
             self.stored.append(
                 Stored(tensors=rollout, rest=record["rollout"], batch=batch, scores=scores, spread=record["spread"])

@@ -5,9 +5,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from transformers.utils import get_json_schema
-from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
-
 from flowalign import registry
 from flowalign.errors import ConfigError
 from flowalign.policies.environments.base import Answer
@@ -33,6 +30,9 @@ class Tools:
     name = "tools"
 
     def __init__(self, functions: list[str], price: float = 0.0) -> None:
+        from transformers.utils import get_json_schema  # loads torch
+        from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
+
         self.price = price
         self.functions = {
             path.rpartition(":")[2]: registry.function(path, "environment.functions") for path in functions
