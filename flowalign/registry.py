@@ -57,6 +57,7 @@ NAMED_BY_THEIR_PARTS = {
     "text_pairwise": "rewards.judges.reward:PairwiseJudgeReward",
     "compared": "rewards.pairwise:Compared",
     "picture": "flowalign.policies.rendering:Rendered",
+    "answered": "flowalign.policies.answering:Answered",
     "votes": "flowalign.reward_training.live:LiveVotes",
 }
 """Rewards whose own name says what they are made of, e.g. win_rate(shapes), and those that stand in other folders."""
