@@ -6,7 +6,7 @@ from flowalign.config.loader import kind_of, load, recipe
 from flowalign.config.sections import (
     BaseConfig,
     Data,
-    Engine,
+    EngineSettings,
     Named,
     Optimizer,
     Training,
@@ -22,7 +22,7 @@ __all__ = [
     "TrainingBudget",
     "Config",
     "Data",
-    "Engine",
+    "EngineSettings",
     "Evaluation",
     "Lora",
     "Model",

@@ -31,7 +31,7 @@ def check_name(name: str, kind: str) -> None:
         raise ConfigError(f"rollout.engine: '{name}' samples no {kind} here; {nearest(name, ENGINES[kind])}")
 
 
-class Server(Section):
+class ServerSettings(Section):
     """Settings of engines that are servers."""
 
     url: list[str] = Field(min_length=1)

@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from flowalign import registry
-from flowalign.config.engines import ENGINES, HERE, INSIDE, Server, check_name
+from flowalign.config.engines import ENGINES, HERE, INSIDE, ServerSettings, check_name
 from flowalign.config.method import Method
 from flowalign.config.workers import RolloutWorkers
 from flowalign.data import Difficulty, PromptList, Prompts
@@ -97,7 +97,7 @@ class Named(BaseModel):
         return registry.part(table, self.name, self.settings, where)
 
 
-class Engine(Named):
+class EngineSettings(Named):
     """What samples an iteration; further keys are its settings (docs/engines.md)."""
 
     name: str = HERE
@@ -114,7 +114,7 @@ class Engine(Named):
         """Is it a library that samples in flowalign's processes, in the place of transformers?"""
         return self.name == INSIDE and not self.settings
 
-    def served(self, kind: str) -> tuple[Any, Server] | None:
+    def served(self, kind: str) -> tuple[Any, ServerSettings] | None:
         """The class of an engine that is a server, and its settings; None where flowalign's processes sample.
 
         Args:
@@ -304,7 +304,7 @@ class Rollouts(SamplingSettings):
     own); default the algorithm's choice."""
     overlap: int = Field(1, ge=1)
     """Number of parts that an iteration is sampled in: one part is scored while the next one is sampled."""
-    engine: Engine = Engine()
+    engine: EngineSettings = EngineSettings()
     """Engine that samples: trainside, the processes that learn themselves; workers, separate processes on Ray; a server
     with its `url`, sglang or for texts also vllm; vllm without a url, in those processes."""
     workers: RolloutWorkers | None = None
@@ -315,7 +315,7 @@ class Rollouts(SamplingSettings):
     @model_validator(mode="after")
     def _workers_are_an_engine(self) -> Self:
         if self.engine.name == "workers":
-            self.workers, self.engine = parse(RolloutWorkers, self.engine.settings, "rollout.engine"), Engine()
+            self.workers, self.engine = parse(RolloutWorkers, self.engine.settings, "rollout.engine"), EngineSettings()
         return self
 
     @property

@@ -15,7 +15,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from flowalign.algorithms.direct.against_reference import AgainstReference
-from flowalign.config import BaseConfig, Config, Engine, Named, TextConfig, Weighted
+from flowalign.config import BaseConfig, Config, EngineSettings, Named, TextConfig, Weighted
 from flowalign.config.loader import world_size
 from flowalign.data import PromptList
 from flowalign.errors import ConfigError
@@ -252,7 +252,7 @@ def _taught_by(folder: str, teachers: Sequence[Mapping[str, Any]]) -> list[dict[
 def small_policy(small: Config, full: bool, device: torch.device) -> DiffusersPolicy:
     """Build the configuration's pipeline, or a tiny one; in that case its settings are changed to fit."""
     small.rollout.overlap = 1
-    small.rollout.workers, small.rollout.engine = None, Engine()
+    small.rollout.workers, small.rollout.engine = None, EngineSettings()
     if small.rollout.num_frames is not None:
         (reward,) = small.rewards
         framed = {"name": "per_frame", "reward": {"name": reward.name, **reward.settings}, "frames": 2}

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from flowalign.algorithms.matching.online import OnlineMatching
-from flowalign.config import BaseConfig, Engine
+from flowalign.config import BaseConfig, EngineSettings
 from flowalign.errors import ConfigError
 from flowalign.evaluation.gradient_noise import gradient_noise, step_gain
 from flowalign.evaluation.reward_noise import reward_noise
 from flowalign.planning.first_batch import first_batch, noisy_steps, spread_by_step
 from flowalign.planning.probed import Probe, Trial
-from flowalign.planning.trials import AIMLESS, Judged, canary_trial, fit_to_own_samples, run_trial
+from flowalign.planning.trials import AIMLESS, JudgedPrompts, canary_trial, fit_to_own_samples, run_trial
 from flowalign.training import Trainer
 
 STRESS = 4.0
@@ -47,7 +47,7 @@ def probe(
     with tempfile.TemporaryDirectory() as folder:
         base = _quiet(config, folder)
         trainer = Trainer(base, progress=False)
-        judged = Judged(trainer.prompts.spread(prompts), samples, base)
+        judged = JudgedPrompts(trainer.prompts.spread(prompts), samples, base)
         with clock.of("samples of the start"):
             before = judged.sample(trainer, trainer.scorer.reward)
             disturbed = reward_noise(trainer.scorer.reward, before)
@@ -113,7 +113,7 @@ def own_fit(config: BaseConfig, iterations: int = 12, prompts: int = 48, samples
     with tempfile.TemporaryDirectory() as folder:
         base = _quiet(config, folder)
         trainer = Trainer(base, progress=False)
-        judged, reward = Judged(trainer.prompts.spread(prompts), samples, base), trainer.scorer.reward
+        judged, reward = JudgedPrompts(trainer.prompts.spread(prompts), samples, base), trainer.scorer.reward
         before = judged.sample(trainer, reward)
         del trainer
         fit, aimless = (fit_to_own_samples(base, judged, reward, before, iterations, name) for name in ("rwr", AIMLESS))
@@ -140,7 +140,7 @@ def _quiet(config: BaseConfig, folder: str) -> BaseConfig:
     """The configuration for trials: its highest rate from the start, nothing evaluated, shown or saved."""
     quiet = config.model_copy(deep=True)
     quiet.output, quiet.name, quiet.trackers = folder, "probe", []
-    quiet.rollout.workers, quiet.rollout.engine = None, Engine()
+    quiet.rollout.workers, quiet.rollout.engine = None, EngineSettings()
     quiet.evaluation.rewards, quiet.evaluation.panel = None, []
     training = quiet.training
     training.previews, training.checkpoint_every = 0, 0

@@ -29,7 +29,7 @@ CANARY_PROMPTS = 16
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedPrompts:
     """How trials are judged: the same prompts and start noises each time."""
 
     prompts: Prompts
@@ -43,7 +43,7 @@ class Judged:
 
 
 def run_trial(
-    trainer: Trainer, judged: Judged, reward: Reward, before: Evaluated, iterations: int, paced: bool = False
+    trainer: Trainer, judged: JudgedPrompts, reward: Reward, before: Evaluated, iterations: int, paced: bool = False
 ) -> Trial:
     """Train, and compare with `before`.
 
@@ -133,7 +133,7 @@ class Canary(StandIn):
         return super().value(sample)
 
 
-def canary_trial(config: BaseConfig, judged: Judged) -> Trial | None:
+def canary_trial(config: BaseConfig, judged: JudgedPrompts) -> Trial | None:
     """A trial with the canary's reward; its gain is of that."""
     canary = config.model_copy(deep=True)
     canary.rewards = [Weighted.model_validate({"name": CANARY})]
@@ -162,7 +162,12 @@ class Aimless(RWR):
 
 
 def fit_to_own_samples(
-    config: BaseConfig, judged: Judged, reward: Reward, before: Evaluated, iterations: int, algorithm: str = "rwr"
+    config: BaseConfig,
+    judged: JudgedPrompts,
+    reward: Reward,
+    before: Evaluated,
+    iterations: int,
+    algorithm: str = "rwr",
 ) -> Trial:
     """How far a model moves when it is fitted to its own samples, all of one weight, as a matching method would.
 

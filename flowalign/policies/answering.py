@@ -49,7 +49,11 @@ class Answered:
         self.model = LanguagePolicy.from_pretrained(shipped(model), dtype, pick_device(device), chat=chat)
         self.model.network.requires_grad_(False)
         self.template, self.less = template, less
-        self.arguments = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "temperature": 0.0}
+        self.arguments: dict[str, Any] = {
+            "max_new_tokens": max_new_tokens,
+            "batch_size": batch_size,
+            "temperature": 0.0,
+        }
         self.name = f"answered({self.reward.name})"
         self.spec = Spec(frozenset({"text", "prompt", "metadata"}), deterministic=spec.deterministic)
 

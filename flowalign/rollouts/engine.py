@@ -22,7 +22,7 @@ class SamplingWeights:
     """JSON: the algorithm's 'progress' and 'updates', and the 'plan' if it adapts."""
 
 
-class Published(Protocol):
+class SentWeights(Protocol):
     """Weights where the engine finds them."""
 
     @property
@@ -46,10 +46,10 @@ class Task(Protocol):
         """Wait for the samples."""
 
 
-class Engine(Protocol):
+class RolloutEngine(Protocol):
     """Samples for a process that learns. Weights are published before parts are generated with them."""
 
-    def publish(self, iteration: int, parameters: Mapping[str, Tensor], state: dict[str, Any]) -> Published:
+    def publish(self, iteration: int, parameters: Mapping[str, Tensor], state: dict[str, Any]) -> SentWeights:
         """Take the policy's weights of this moment; all processes that learn call it together.
 
         Args:
@@ -58,7 +58,7 @@ class Engine(Protocol):
             state: see `SamplingWeights.rest`.
         """
 
-    def republish(self, weights: SamplingWeights) -> Published:
+    def republish(self, weights: SamplingWeights) -> SentWeights:
         """Take weights of an earlier moment, from a checkpoint."""
 
     def generate(self, parts: Sequence[Batch], published: Any) -> Sequence[Task]:

@@ -13,7 +13,7 @@ from flowalign.core.seams import check_picks
 from flowalign.data import Prompts
 from flowalign.data.batches import Batch, draw_batch, draw_groups
 from flowalign.data.selection.base import Selection
-from flowalign.data.selection.replay import Replay, Stored
+from flowalign.data.selection.replay import Replay, StoredGroup
 from flowalign.rollouts.draw import Draw, Workers
 from flowalign.rollouts.processes import Processes
 from flowalign.rollouts.sampler import Sampled, Sampler
@@ -228,13 +228,13 @@ class RefilledDraw(Draw):
         self.metrics["groups/replayed"] = float(len(filled))
         return left
 
-    def _stored(self, sampled: Sampled[Any, Any], number: int, spread: float) -> Stored:
+    def _stored(self, sampled: Sampled[Any, Any], number: int, spread: float) -> StoredGroup:
         """The groups of one prompt, in the form in which they are stored."""
         rows = self._rows(number)
         members = torch.tensor(rows)
         tensors, extra = sampled.rollout[members.to(self.processes.device)].packed()
         tensors = {name: value.to("cpu", copy=True) for name, value in tensors.items()}
-        return Stored(
+        return StoredGroup(
             tensors=tensors, rest=extra, batch=sampled.batch[rows], scores=sampled.scores[members], spread=spread
         )
 

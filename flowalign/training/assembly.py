@@ -21,7 +21,7 @@ from flowalign.data.sizes import rows_by_size
 from flowalign.errors import ConfigError
 from flowalign.policies.base import Policy
 from flowalign.rollouts.draw import parts_of
-from flowalign.rollouts.engine import Engine, Trainside
+from flowalign.rollouts.engine import RolloutEngine, Trainside
 from flowalign.rollouts.groups import Groups
 from flowalign.rollouts.pictures import DiffusionSampler
 from flowalign.rollouts.processes import Processes
@@ -71,7 +71,7 @@ class Components:
     sampler: Sampler
     groups: Groups
     learner: Learner
-    engine: Engine
+    engine: RolloutEngine
     """What samples for this process."""
     ahead: Ahead
     """Draws of the iterations that the engine has begun."""
@@ -173,7 +173,9 @@ def _groups(config: BaseConfig, algorithm: Algorithm, sampler: Sampler, scorer: 
     return Groups(prompts, selection, sampler, scorer, processes, algorithm.branches(config))
 
 
-def _engine(fleet: Fleet | None, algorithm: Algorithm, sampler: Sampler, processes: Processes, folder: Path) -> Engine:
+def _engine(
+    fleet: Fleet | None, algorithm: Algorithm, sampler: Sampler, processes: Processes, folder: Path
+) -> RolloutEngine:
     """What samples for this process: the workers that were started, servers, or the process itself."""
     if fleet is not None:
         fleet.policy = sampler.policy
@@ -182,7 +184,7 @@ def _engine(fleet: Fleet | None, algorithm: Algorithm, sampler: Sampler, process
     if served is None:
         return Trainside(algorithm, sampler)
     kind, settings = served
-    engine: Engine = kind(settings, algorithm, sampler, processes, folder)
+    engine: RolloutEngine = kind(settings, algorithm, sampler, processes, folder)
     return engine
 
 

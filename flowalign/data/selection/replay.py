@@ -12,7 +12,7 @@ from rewards import Scores
 
 
 @dataclass(kw_only=True)
-class Stored:
+class StoredGroup:
     """Samples of one prompt from an iteration, on the CPU."""
 
     tensors: dict[str, Tensor]
@@ -48,13 +48,13 @@ class Replay:
 
     def __init__(self, groups: int, age: int) -> None:
         self.groups, self.age = groups, age
-        self.stored: list[Stored] = []
+        self.stored: list[StoredGroup] = []
 
-    def put(self, stored: Sequence[Stored]) -> None:
+    def put(self, stored: Sequence[StoredGroup]) -> None:
         """Keep groups, oldest first."""
         self.stored = [*self.stored, *stored][-self.groups :]
 
-    def take(self, count: int, iteration: int, seed: int) -> list[Stored]:
+    def take(self, count: int, iteration: int, seed: int) -> list[StoredGroup]:
         """At most so many different groups, drawn with probabilities proportional to their spreads."""
         self.stored = [group for group in self.stored if iteration - group.batch.iteration <= self.age]
         if not self.stored:
@@ -96,5 +96,7 @@ class Replay:
             scores = Scores(tensors[f"{i}.value"], columns, record["steps"], weight, missing=missing)
             batch = Batch(**record["batch"])
             self.stored.append(
-                Stored(tensors=rollout, rest=record["rollout"], batch=batch, scores=scores, spread=record["spread"])
+                StoredGroup(
+                    tensors=rollout, rest=record["rollout"], batch=batch, scores=scores, spread=record["spread"]
+                )
             )

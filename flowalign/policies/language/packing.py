@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 @dataclass
-class Packed:
+class PackedRows:
     """N texts in R rows of the longest one's length L."""
 
     input_ids: Tensor
@@ -25,7 +25,7 @@ class Packed:
     """[N] the place of its first token"""
 
 
-def packed(ids: Tensor, mask: Tensor) -> Packed:
+def packed(ids: Tensor, mask: Tensor) -> PackedRows:
     """Texts, longest first, each into the fullest row that still has room for it (best fit decreasing).
 
     Args:
@@ -48,7 +48,7 @@ def packed(ids: Tensor, mask: Tensor) -> Packed:
     places = row[texts], first[texts] + nth[texts, columns]
     input_ids = ids.new_zeros(len(left), longest).index_put(places, ids[texts, columns])
     filling = torch.arange(longest, device=ids.device) - longest + torch.tensor(left, device=ids.device)[:, None]
-    return Packed(input_ids, filling.clamp(min=0).index_put(places, nth[texts, columns]), row, first)
+    return PackedRows(input_ids, filling.clamp(min=0).index_put(places, nth[texts, columns]), row, first)
 
 
 @torch.no_grad()

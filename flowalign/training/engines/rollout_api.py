@@ -21,7 +21,7 @@ SLACK = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class SampleRequest:
     """A request, and what its answer must hold."""
 
     content: bytes
@@ -79,7 +79,7 @@ def _no_extension(code: int, data: bytes) -> Any:
     raise ValueError(f"a msgpack extension {code}")
 
 
-def read(body: bytes, asked: Asked) -> Drawn:
+def read(body: bytes, asked: SampleRequest) -> Drawn:
     """The one sample that was asked for.
 
     Raises:

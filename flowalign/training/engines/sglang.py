@@ -26,7 +26,7 @@ from flowalign import registry
 from flowalign.algorithms.base import Algorithm
 from flowalign.algorithms.policy_gradient import PolicyGradient
 from flowalign.config.diffusion import Config
-from flowalign.config.engines import Server as ServerSettings
+from flowalign.config.engines import ServerSettings
 from flowalign.data import shipped
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError, FlowalignError
@@ -43,7 +43,7 @@ from flowalign.rollouts.verify import START, verify
 from flowalign.runs.files import write_folder
 from flowalign.settings import Section
 from flowalign.training.distributed.sharding import copied, whole
-from flowalign.training.engines.rollout_api import Asked, Drawn, read
+from flowalign.training.engines.rollout_api import Drawn, SampleRequest, read
 from flowalign.training.engines.servers import ServerLost, Servers
 from samplers import Trajectory, step_std
 
@@ -133,14 +133,14 @@ class Part:
     eta: Tensor
     """[B, T]"""
     weights: Folder
-    asked: list[Asked]
+    asked: list[SampleRequest]
     answers: list[Future[tuple[str, Drawn]]]
 
     def result(self) -> Generated:
         return self.engine.result(self)
 
 
-class Asking:
+class OpenPart:
     """The run's sampler, whose rollouts servers draw: what an algorithm gets from it is a `Part`."""
 
     def __init__(self, sampler: DiffusionSampler, ask: Any) -> None:
@@ -280,7 +280,7 @@ class SGLang:
     def generate(self, parts: Sequence[Batch], published: Folder) -> list[Part]:
         """Begin to sample these parts; the policy is used here, and in `Part.result`, but in no other thread."""
         self._wake()
-        asking: Any = Asking(self.sampler, partial(self._ask, published))
+        asking: Any = OpenPart(self.sampler, partial(self._ask, published))
         begun = []
         for batch in parts:
             part, whole_batch = self.algorithm.rollout(asking, batch)
@@ -311,7 +311,7 @@ class SGLang:
 
     def _asked(
         self, batch: Batch, row: int, start: Rollout, eta: Tensor, level: float, arguments: dict[str, Any]
-    ) -> Asked:
+    ) -> SampleRequest:
         """The request of one sample."""
         family, pipeline, settings = self.policy.family, self.policy.pipeline, self.settings
         first = start.trajectory.latents[row : row + 1, 0]
@@ -346,7 +346,7 @@ class SGLang:
             "suppress_logs": True,
             "extra_sampling_params": extra,
         }
-        return Asked(
+        return SampleRequest(
             content=json.dumps(request).encode(),
             prompt=batch.prompts[row],
             seed=batch.seeds[row],
@@ -367,7 +367,7 @@ class SGLang:
         by_default = setting is None and self.algorithm.replays_old(self.config)
         return setting == "replayed" or by_default or self.algorithm.settings.off_policy is not None
 
-    def _submit(self, weights: Folder, asked: Asked) -> "Future[tuple[str, Drawn]]":
+    def _submit(self, weights: Folder, asked: SampleRequest) -> "Future[tuple[str, Drawn]]":
         self.turn += 1
         first, content = self.turn, asked.content
         ask = partial(self.servers.ask, first, "/rollout/generate", content, weights, lambda body: read(body, asked))

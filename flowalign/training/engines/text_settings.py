@@ -4,13 +4,13 @@ from typing import Any
 
 from pydantic import Field
 
-from flowalign.config.engines import Server
+from flowalign.config.engines import ServerSettings
 from flowalign.errors import ConfigError
 from flowalign.policies.language.decoding import Decoding
 from rewards.http import token_in
 
 
-class TextSettings(Server):
+class TextSettings(ServerSettings):
     """Settings of servers that draw texts."""
 
     model: str | None = None

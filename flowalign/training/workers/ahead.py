@@ -8,15 +8,15 @@ from torch import Tensor
 
 from flowalign.data.batches import Batch
 from flowalign.rollouts.draw import Draw
-from flowalign.rollouts.engine import Engine, Published, SamplingWeights, Task
+from flowalign.rollouts.engine import RolloutEngine, SamplingWeights, SentWeights, Task
 from flowalign.rollouts.groups import Groups
 
 
 class EngineWithWeights(NamedTuple):
     """The engine together with the weights to sample with: the `Workers` of a draw."""
 
-    engine: Engine
-    published: Published
+    engine: RolloutEngine
+    published: SentWeights
 
     def begin(self, parts: Sequence[Batch]) -> Sequence[Task]:
         return self.engine.generate(parts, self.published)
@@ -26,7 +26,7 @@ class Begun(NamedTuple):
     """An iteration that the engine has begun to sample."""
 
     draw: Draw
-    published: Published
+    published: SentWeights
     picks: list[int]
     """Numbers of the prompts of all processes."""
 
@@ -41,7 +41,7 @@ class Ahead:
         iterations: number of iterations of the run; none is begun after the last.
     """
 
-    def __init__(self, engine: Engine, groups: Groups, staleness: int, iterations: int) -> None:
+    def __init__(self, engine: RolloutEngine, groups: Groups, staleness: int, iterations: int) -> None:
         self.engine, self.groups, self.staleness, self.iterations = engine, groups, staleness, iterations
         self.begun: deque[Begun] = deque()
 
@@ -59,7 +59,7 @@ class Ahead:
             self._begin(iteration, published, self.groups.picks(iteration))
         return self.begun.popleft().draw
 
-    def _begin(self, iteration: int, published: Published, picks: list[int]) -> None:
+    def _begin(self, iteration: int, published: SentWeights, picks: list[int]) -> None:
         draw = self.groups.draw(iteration, EngineWithWeights(self.engine, published), picks)
         draw.begin()
         self.begun.append(Begun(draw, published, picks))
@@ -84,7 +84,7 @@ class Ahead:
 
     def load_state(self, tensors: dict[str, dict[str, Tensor]], lines: list[dict[str, Any]]) -> None:
         """The inverse of `state`."""
-        published: dict[int, Published] = {}
+        published: dict[int, SentWeights] = {}
         for begun in lines:
             number = begun["weights"]
             if number not in published:

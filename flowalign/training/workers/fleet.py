@@ -51,7 +51,7 @@ class PublishedWeights:
 
 
 @dataclass(eq=False, kw_only=True)
-class Task:
+class WorkerTask:
     """A part of a batch that a worker samples."""
 
     fleet: "Fleet"
@@ -71,7 +71,7 @@ class WorkerSlot:
     """A worker and its open tasks, in order."""
 
     worker: Any
-    tasks: list[Task] = field(default_factory=list)
+    tasks: list[WorkerTask] = field(default_factory=list)
     published: PublishedWeights | None = None
     """Weights that the worker has when it begins the next task."""
 
@@ -160,14 +160,14 @@ class Fleet:
         self._check_ray_addresses()
         return PublishedWeights(weights, self.ray.put(weights))
 
-    def generate(self, parts: Sequence[Batch], published: PublishedWeights) -> list[Task]:
+    def generate(self, parts: Sequence[Batch], published: PublishedWeights) -> list[WorkerTask]:
         """Begin to sample parts of a batch, each by the worker with the fewest tasks."""
-        tasks = [Task(fleet=self, part=part, published=published) for part in parts]
+        tasks = [WorkerTask(fleet=self, part=part, published=published) for part in parts]
         for task in tasks:
             self._give(min(self.slots, key=lambda slot: len(slot.tasks)), task)
         return tasks
 
-    def _give(self, slot: WorkerSlot, task: Task) -> None:
+    def _give(self, slot: WorkerSlot, task: WorkerTask) -> None:
         # a worker handles its calls in order, so that it loads the weights before it samples
         if slot.published is not task.published:
             slot.worker.load.remote(task.published.ref)
@@ -175,7 +175,7 @@ class Fleet:
         task.ref = slot.worker.sample.remote(task.part, task.published.weights.iteration)
         slot.tasks.append(task)
 
-    def result(self, task: Task) -> Generated:
+    def result(self, task: WorkerTask) -> Generated:
         """Wait for the samples of a task; if its worker dies, another one makes them.
 
         Raises:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from flowalign.config import Engine, load, recipe
+from flowalign.config import EngineSettings, load, recipe
 from flowalign.data import ASSETS
 from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
@@ -112,7 +112,7 @@ def test_every_rollout_has_the_weights_of_now(policy: LanguagePolicy) -> None:
 
 def test_training_weighs_what_the_engine_thought_otherwise_of(tmp_path: Path) -> None:
     run = small_run("tiny_lm/off_policy", tmp_path, "training.iterations=2")
-    run.config.rollout.engine = Engine(name="vllm")
+    run.config.rollout.engine = EngineSettings(name="vllm")
     run.sampler._engine = engine_of(run.policy, off=0.1)
     experience = run.collect(Draw(run.sampler, run.scorer, draw_batch(run.prompts, 0, 4, 8, 0, False)))
     # pi_old / pi_sampler = exp(-0.1) everywhere

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from flowalign.training.engines.rollout_api import Asked, read
+from flowalign.training.engines.rollout_api import SampleRequest, read
 from flowalign.training.engines.sglang import KERNELS as OF_SGLANG
 from samplers import KERNELS, transition
 
@@ -43,7 +43,7 @@ def noisy(request: dict[str, Any]) -> tuple[int, ...]:
     return () if request["rollout_sde_type"] == "ode" else tuple(steps)
 
 
-def asked(request: dict[str, Any], **changes: Any) -> Asked:
+def asked(request: dict[str, Any], **changes: Any) -> SampleRequest:
     settings = {
         "content": b"",
         "prompt": request["prompt"],
@@ -55,7 +55,7 @@ def asked(request: dict[str, Any], **changes: Any) -> Asked:
         "debug": request["rollout_debug_mode"],
         "picture": 3 * 32 * 32,
     }
-    return Asked(**settings | changes)
+    return SampleRequest(**settings | changes)
 
 
 @pytest.mark.parametrize("kind", ["sde", "sde_window", "cps", "cps_published", "ode"])
