@@ -72,7 +72,7 @@ class Components:
     groups: Groups
     learner: Learner
     engine: RolloutEngine
-    """What samples for this process."""
+    """Engine that samples for this process."""
     ahead: Ahead
     """Draws of the iterations that the engine has begun."""
 
@@ -176,7 +176,7 @@ def _groups(config: BaseConfig, algorithm: Algorithm, sampler: Sampler, scorer: 
 def _engine(
     fleet: Fleet | None, algorithm: Algorithm, sampler: Sampler, processes: Processes, folder: Path
 ) -> RolloutEngine:
-    """What samples for this process: the workers that were started, servers, or the process itself."""
+    """The engine of this process: the workers that were started, servers, or the process itself."""
     if fleet is not None:
         fleet.policy = sampler.policy
         return fleet
@@ -207,6 +207,8 @@ def _resumed(
 def _check_parts(config: BaseConfig, reward: Reward) -> None:
     """Refuse rewards that cannot score parts of an iteration, or the kinds of samples that workers send."""
     for i, named in enumerate(config.rewards):
+        if named.name.startswith(registry.GIVEN):
+            continue
         for kind, settings in registry.with_settings(named.name, named.settings):
             weights = settings.get("weights") if getattr(kind, "asks_snapshots", False) else None
             if weights is not None and weights not in config.training.snapshots:

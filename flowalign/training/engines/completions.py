@@ -22,7 +22,7 @@ class DrawnText(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What an answer must fit."""
+    """Request that an answer must fit."""
 
     prompt: list[int]
     """Token ids of the prompt."""

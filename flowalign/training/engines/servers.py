@@ -28,7 +28,7 @@ class Server:
 
     url: str
     weights: Any = None
-    """What `load` put there; None: unknown, since it is new or was lost."""
+    """Weights that `load` put there; None: unknown, since it is new or was lost."""
     under_way: int = 0
     """Requests that are being answered with these weights."""
     changed: threading.Condition = field(default_factory=threading.Condition)

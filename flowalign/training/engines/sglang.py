@@ -194,7 +194,7 @@ class SGLang:
         )
         self.pool = ThreadPoolExecutor(len(urls) * settings.concurrency, thread_name_prefix="sglang")
         self.checksums: dict[str, Any] = {}
-        """What servers answer for the weights of a folder, which all must."""
+        """Answer of the servers for the weights of a folder, which all must give."""
         self.turn, self.open, self.asleep = 0, 0, False
         self.waited, self.samples, self.own_noise, self.rounded, self.replayed = 0.0, 0, 0, 0, list[float]()
         for url in urls:
