@@ -13,7 +13,8 @@ from samplers.stored import Stored
 
 def visiting(algorithm: Algorithm, experience: Any, micro_batches: Sequence[Tensor]) -> Iterator[Tensor]:
     """Yield micro-batches of items; while one is learned from, what the next one reads is copied to the device."""
-    if not is_gpu(micro_batches[0].device):
+    waiting = next(iter(algorithm.reads(experience, micro_batches[0])), None)
+    if waiting is None or not is_gpu(micro_batches[0].device):
         yield from micro_batches
         return
     known: dict[int, Stored] = {}

@@ -29,7 +29,7 @@ def test_an_index_gives_what_the_tensor_would_give():
     copy = stored.clone()
     copy[rows[:2], places[:2]] = torch.ones(2, 3)
     copy[:, 2] = torch.zeros(7, 3)
-    assert torch.equal(stored[:], whole) and copy[6, 4].eq(1).all() and copy[:, 2].eq(0).all()
+    assert torch.equal(stored[:], whole) and copy[:][6, 4].eq(1).all() and copy[:, 2].eq(0).all()
 
 
 def test_what_was_not_fetched_is_refused():
