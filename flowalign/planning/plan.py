@@ -410,6 +410,10 @@ def _plan(
     scored = sum(work / card.rate(dtype, model.tf32) for dtype, work in costs.score.items())
     at_peak["rewards"] = scored * flops["rewards"] / (gpus * (sum(costs.score.values()) or 1))
     phases = {f"{share:.0%}": {phase: value / share for phase, value in at_peak.items()} for share in FRACTIONS}
+    if config.rollout.store != "device":
+        waiting = samples // config.rows(gpus) * costs.trajectory / GIB
+        place = "in the host's memory" if config.rollout.store == "host" else "in files"
+        notes = [*notes, f"rollout.store: {waiting:.1f} GiB of trajectories of each process are {place}"]
     usable = card.usable
     memory = memory_of(config, costs, gpus)
     fixed = {phase: sum(v for name, v in sizes.items() if name != "activations") for phase, sizes in memory.items()}
@@ -465,7 +469,9 @@ def memory_of(config: Config, costs: Costs, gpus: int, shards: int = 1) -> dict[
     texts = {} if model.offload_text else {"text encoders": costs.text_encoders, "activations": costs.encoding}
     vae = {} if model.offload_vae else {"VAE": costs.vae}
     samples = training.prompts_per_iteration * training.group_size // config.rows(gpus)
-    recorded = {"trajectories": samples * costs.trajectory}
+    # stored ones are of a micro-batch, and of the next one, which travels meanwhile
+    there = samples if config.rollout.store == "device" else min(samples, 2 * training.micro_batch_size)
+    recorded = {"trajectories": there * costs.trajectory}
     # on more GPUs than were measured, a sample takes about as much less on each
     share = costs.shared / model.context_parallel.degree
     per_pair = share * (costs.checkpointed if model.gradient_checkpointing else costs.activations)
@@ -499,6 +505,7 @@ def advise(config: Config, costs: Costs, gpus: int, usable: float) -> list[str]:
 def _ways(config: Config, costs: Costs, gpus: int) -> Iterator[Way]:
     """Settings that take less memory, the cheapest first."""
     yield "model.offload_vae: true", setter("model", "offload_vae", True)
+    yield "rollout.store: host", setter("rollout", "store", "host")
     yield "model.offload_text: true", setter("model", "offload_text", True)
     yield "training.offload_copies: true", setter("training", "offload_copies", True)
     yield "model.slice_vae: true", setter("model", "slice_vae", True)

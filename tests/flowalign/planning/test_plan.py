@@ -116,6 +116,10 @@ def test_memory_adds_up_and_settings_change_it(config: Any, made: RunPlan) -> No
     shards = memory_of(config, made.costs, gpus=2, shards=2)["update"]
     assert shards["weights"] == pytest.approx(update["weights"] / 2, rel=0.05)
     assert shards["trajectories"] == update["trajectories"] / 2
+    stored = config.model_copy(deep=True)
+    stored.rollout.store, stored.training.micro_batch_size = "disk", 1
+    # of a micro-batch and of the next one
+    assert memory_of(stored, made.costs, gpus=1)["rollout"]["trajectories"] == 2 * made.costs.trajectory / GIB
     # an H100 makes 989 / 2 TFLOP/s in TF32
     assert made.seconds["15%"] == pytest.approx(sum(made.flops.values()) / (494.5e12 * 0.15))
     assert made.pictures_per_hour["25%"] > made.pictures_per_hour["15%"]
@@ -144,7 +148,7 @@ def test_what_decides_is_advised_first_and_what_does_not_is_left_out(config: Any
     own.training.prompts_per_iteration = 8
     usable = 10.0
     sampled = replace(made.costs, trajectory=2**30)
-    assert advise(own, sampled, 1, usable) == ["training.prompts_per_iteration: 2"]
+    assert advise(own, sampled, 1, usable) == ["rollout.store: host"]
     learned = replace(made.costs, activations=2**33, checkpointed=2**28)
     own.training.micro_batch_size = 2
     assert advise(own, learned, 1, usable) == ["training.micro_batch_size: 1"]
