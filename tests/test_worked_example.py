@@ -14,7 +14,7 @@ from tests.test_documentation import ROOT, SETTINGS, blocks, commands
 PAGE = ROOT / "docs/worked-example.md"
 SMALLER = {
     "prompts": [],
-    "rewards": ["--prompts", "2", "--samples", "2"],
+    "rewards": ["--prompts", "6", "--samples", "4"],
     "judge": ["--prompts", "2", "--draws", "2"],
     "probe": ["--iterations", "1", "--prompts", "2", "--samples", "2", *SETTINGS],
     "train": [*SETTINGS, "training.group_size=2", "evaluation.samples_per_prompt=2"],

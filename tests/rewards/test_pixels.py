@@ -103,8 +103,12 @@ def test_videos_are_worth_their_frames() -> None:
 def test_no_differentiable_reward_is_left_out() -> None:
     known = set(MADE) | PUBLISHED | ELSEWHERE
     for name, path in registry.names("rewards").items():
-        # of texts, of pictures that are drawn from texts, or by a judge's written answer
-        if name in known or name in ("text_judge", "vlm_regions") or path.startswith(("rewards.text", "flowalign")):
+        # of texts, of steps of texts, of pictures that are drawn from texts, or by a judge's written answer
+        if (
+            name in known
+            or name in ("text_judge", "vlm_regions")
+            or path.startswith(("rewards.text", "rewards.judges.steps", "flowalign"))
+        ):
             continue
         kind = registry.resolve("rewards", name)
         spec = getattr(kind, "spec", Spec())

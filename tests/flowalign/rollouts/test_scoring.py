@@ -27,6 +27,8 @@ class Parts(Draw):
     parts, workers = 8, None
 
     def __init__(self) -> None:
+        # which only leaves rollouts where they are
+        self.sampler = Sampler(None, None)  # type: ignore[arg-type]
         self._begun, self._parts = [], []
         rows = list(range(8))
         self.batch = Batch(

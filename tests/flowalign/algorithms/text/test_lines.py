@@ -231,7 +231,7 @@ def test_distillation_is_trls(beta: float, file: Path, teacher: Path, tmp_path: 
     from trl.experimental.gkd import GKDTrainer
 
     settings = f"algorithm={{name: gkd, teacher: '{teacher}', beta: {beta}, on_policy: 0, completion: chosen}}"
-    run = trainer("text_gkd", file, tmp_path, settings, "rollout.temperature=0.7")
+    run = trainer("gkd", file, tmp_path, settings, "rollout.temperature=0.7")
     other = LanguagePolicy.from_pretrained(teacher)
     student, taught = [], []
     for line in LINES:
@@ -252,7 +252,7 @@ def test_distillation_is_trls(beta: float, file: Path, teacher: Path, tmp_path: 
 @pytest.mark.parametrize("divergence", ["tvd", "tvd++"])
 def test_a_draft_model_comes_nearer_to_its_target(divergence: str, file: Path, teacher: Path, tmp_path: Path) -> None:
     settings = f"algorithm={{name: gkd, teacher: '{teacher}', divergence: {divergence}, on_policy: 1}}"
-    run = trainer("text_gkd", file, tmp_path, settings, "training.optimizer.learning_rate=1e-4")
+    run = trainer("gkd", file, tmp_path, settings, "training.optimizer.learning_rate=1e-4")
     other = LanguagePolicy.from_pretrained(teacher)
     rollout = demonstrated(run.policy, [line["prompt"] for line in LINES], [line["chosen"] for line in LINES])
 

@@ -620,8 +620,16 @@ def test_votes_by_keys_are_exported_and_read_back(open_page, maker, tmp_path):
         press("ArrowLeft", 5)
         press("u", 4)
         assert page.locator(".ballot h2").inner_text() == prompt
-        for done in range(5, 9):
+        for done in range(5, 8):
             press("ArrowRight", done)
+        # one of its samples is broken, and it is no pair of the eight
+        caught = page.locator(".ballot img").first.get_attribute("src")
+        page.keyboard.press("ArrowRight")
+        changed = (
+            "src => (document.querySelector('.ballot img') || {getAttribute: () => src}).getAttribute('src') !== src"
+        )
+        page.wait_for_function(changed, arg=caught)
+        press("ArrowRight", 8)
         assert "All pairs are judged" in page.locator(".ballot").inner_text()
         page.get_by_role("button", name="Results").click()
         page.wait_for_selector(".results table")

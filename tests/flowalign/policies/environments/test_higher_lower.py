@@ -9,7 +9,7 @@ from flowalign.policies.environments import HigherLower
 def test_a_number_is_found_between_what_is_known() -> None:
     game = HigherLower()
     assert game.reset("which?", {"answer": "42"}) == "which?"
-    assert [tuple(game.step(text)) for text in ("50", "7", "60", "what", "9", "42")] == [
+    assert [tuple(game.step(text))[:4] for text in ("50", "7", "60", "what", "9", "42")] == [
         ("-", 0.0, False, "None..50"),
         ("+", 0.0, False, "7..50"),
         # what says nothing new leaves the state as it was
