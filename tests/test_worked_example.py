@@ -26,7 +26,7 @@ SMALLER = {
 SAID = {
     "prompts audit": "near duplicates",
     "rewards calibrate": '"weight": ',
-    "judge reliability": "wording shows_that.yaml",
+    "judge reliability": "wording",
     "probe": "verdict: ",
     "forecast": "cannot tell",
     "power": "seed",

@@ -505,7 +505,6 @@ def advise(config: Config, costs: Costs, gpus: int, usable: float) -> list[str]:
 def _ways(config: Config, costs: Costs, gpus: int) -> Iterator[Way]:
     """Settings that take less memory, the cheapest first."""
     yield "model.offload_vae: true", setter("model", "offload_vae", True)
-    yield "rollout.store: host", setter("rollout", "store", "host")
     yield "model.offload_text: true", setter("model", "offload_text", True)
     yield "training.offload_copies: true", setter("training", "offload_copies", True)
     yield "model.slice_vae: true", setter("model", "slice_vae", True)

@@ -60,6 +60,8 @@ MADE: dict[str, Callable[[], object]] = {
 PUBLISHED = {"pick_score", "hpsv2", "hpsv3", "hpsv3_plus", "edit_reward", "aesthetic", "aesthetic_v25", "image_reward"}
 PUBLISHED |= {"clip_t5", "q_align", "deqa"}
 """the same test, on their authors' networks, in test_originals.py"""
+TEXTS = ("rewards.text", "rewards.judges.steps", "flowalign")
+"""beginnings of the modules of rewards of texts, and of those that training brings"""
 ELSEWHERE = {"per_frame", "video_reward", "dina", "calibrated"}
 """below, in test_video_reward.py and in test_latent.py; the last one's value is a count, and it says so"""
 
@@ -104,11 +106,7 @@ def test_no_differentiable_reward_is_left_out() -> None:
     known = set(MADE) | PUBLISHED | ELSEWHERE
     for name, path in registry.names("rewards").items():
         # of texts, of steps of texts, of pictures that are drawn from texts, or by a judge's written answer
-        if (
-            name in known
-            or name in ("text_judge", "vlm_regions")
-            or path.startswith(("rewards.text", "rewards.judges.steps", "flowalign"))
-        ):
+        if name in known or name in ("text_judge", "vlm_regions") or path.startswith(TEXTS):
             continue
         kind = registry.resolve("rewards", name)
         spec = getattr(kind, "spec", Spec())

@@ -15,6 +15,7 @@ from flowalign.data.batches import Batch, draw_batch
 from flowalign.errors import ConfigError
 from flowalign.evaluation.scores import evaluate
 from flowalign.rollouts.draw import Draw
+from flowalign.rollouts.sampler import Sampler
 from flowalign.training import Trainer
 from flowalign.training.scoring import Scoring
 from rewards import FunctionReward, Scores, Spec, groups

@@ -625,9 +625,7 @@ def test_votes_by_keys_are_exported_and_read_back(open_page, maker, tmp_path):
         # one of its samples is broken, and it is no pair of the eight
         caught = page.locator(".ballot img").first.get_attribute("src")
         page.keyboard.press("ArrowRight")
-        changed = (
-            "src => (document.querySelector('.ballot img') || {getAttribute: () => src}).getAttribute('src') !== src"
-        )
+        changed = "src => ![null, src].includes(document.querySelector('.ballot img')?.getAttribute('src') ?? null)"
         page.wait_for_function(changed, arg=caught)
         press("ArrowRight", 8)
         assert "All pairs are judged" in page.locator(".ballot").inner_text()
