@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from flowalign.data.batches import Batch
-from flowalign.rollouts.sampler import Sampler
 
 
 @dataclass
@@ -69,53 +68,3 @@ class RolloutEngine(Protocol):
 
     def close(self) -> None:
         """End what was started."""
-
-
-@dataclass
-class Own:
-    """The weights that the policy has; nothing is copied."""
-
-    weights: SamplingWeights
-
-
-@dataclass(kw_only=True)
-class Here:
-    """A part that is sampled by this process, once its samples are asked for.
-
-    Args:
-        algorithm: the run's.
-    """
-
-    algorithm: Any
-    sampler: Sampler
-    part: Batch
-
-    def result(self) -> Generated:
-        rollout, batch = self.algorithm.rollout(self.sampler, self.part)
-        return Generated(rollout, batch, self.algorithm.decode(self.sampler, rollout))
-
-
-class Trainside:
-    """The process that learns samples itself.
-
-    Args:
-        algorithm: the run's.
-    """
-
-    def __init__(self, algorithm: Any, sampler: Sampler) -> None:
-        self.algorithm, self.sampler = algorithm, sampler
-
-    def publish(self, iteration: int, parameters: Mapping[str, Tensor], state: dict[str, Any]) -> Own:
-        return Own(SamplingWeights(iteration, {}, state))
-
-    def republish(self, weights: SamplingWeights) -> Own:
-        return Own(weights)
-
-    def generate(self, parts: Sequence[Batch], published: Any = None) -> list[Here]:
-        return [Here(algorithm=self.algorithm, sampler=self.sampler, part=part) for part in parts]
-
-    def measured(self) -> dict[str, float]:
-        return {}
-
-    def close(self) -> None:
-        pass

@@ -21,7 +21,7 @@ from flowalign.data.sizes import rows_by_size
 from flowalign.errors import ConfigError
 from flowalign.policies.base import Policy
 from flowalign.rollouts.draw import parts_of
-from flowalign.rollouts.engine import RolloutEngine, Trainside
+from flowalign.rollouts.engine import RolloutEngine
 from flowalign.rollouts.groups import Groups
 from flowalign.rollouts.pictures import DiffusionSampler
 from flowalign.rollouts.processes import Processes
@@ -43,6 +43,7 @@ from flowalign.training.building import (
     share_tokens,
 )
 from flowalign.training.distributed.sharding import distribute
+from flowalign.training.engines.trainside import Trainside
 from flowalign.training.given import recorded
 from flowalign.training.learner import Learner
 from flowalign.training.resuming import check_resumable

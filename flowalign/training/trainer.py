@@ -13,12 +13,12 @@ from flowalign.evaluation.scores import Evaluated
 from flowalign.policies.base import Policy
 from flowalign.rollouts.audit import audit
 from flowalign.rollouts.draw import Draw
-from flowalign.rollouts.engine import Here
 from flowalign.rollouts.saved import SavedRollouts
 from flowalign.runs.metrics import MetricsFile
 from flowalign.runs.result import Result
 from flowalign.training.assembly import assemble
 from flowalign.training.bar import Bar
+from flowalign.training.engines.trainside import Here
 from flowalign.training.evaluator import Evaluator
 from flowalign.training.health import Health
 from flowalign.training.saving import Saving
