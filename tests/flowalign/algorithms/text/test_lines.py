@@ -177,7 +177,7 @@ def test_lines_that_cannot_be_learned_from(name: str, line: dict[str, Any], says
     (tmp_path / "bad.jsonl").write_text(json.dumps(line) + "\n")
     with pytest.raises(ConfigError) as error:
         trainer(
-            f"text_{name.partition(',')[0].removeprefix('text_')}",
+            name.partition(",")[0],
             tmp_path / "bad.jsonl",
             tmp_path,
             "algorithm={name: " + name + "}",
