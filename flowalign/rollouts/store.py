@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flowalign.errors import FlowalignError
+from flowalign.errors import ConfigError, FlowalignError
 from samplers.stored import Allocate, in_memory
 
 
@@ -57,4 +57,6 @@ def allocator(store: Literal["device", "host", "disk"], folder: Path) -> Allocat
     Args:
         folder: the run's.
     """
+    if store == "disk" and not hasattr(os, "posix_fallocate"):
+        raise ConfigError("rollout.store: this system cannot reserve room for a file, as Linux does; store: host works")
     return {"device": None, "host": in_memory, "disk": InFiles(folder)}[store]

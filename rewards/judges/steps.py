@@ -103,12 +103,10 @@ class StepJudge:
 
 
 class Renormed(OfSteps):
-    """Step rewards in [0, 1 / K] of a text's K steps, moved by (outcome - 1) / K (after PPR's ReNorm, arXiv
-    2509.25598).
+    """Step rewards in [0, 1 / K] of K steps, moved by (outcome - 1) / K (after PPR's ReNorm, arXiv 2509.25598).
 
     A right text earns from 0 to 1 and each of its steps at least 0, a wrong one from -1 to 0: good steps cannot
-    outweigh
-    the result. The abstract alone was at hand.
+    outweigh the result. The abstract alone was at hand.
 
     Args:
         reward: reward of steps, such as `step_judge`.
@@ -124,8 +122,7 @@ class Renormed(OfSteps):
 
 class Subgoals:
     """Shares of a task that are done: a judge splits it into subgoals, and says at each step which one is reached
-    (CALM,
-    after the abstract).
+    (CALM, after the abstract).
 
     Each of K subgoals pays 1 / K at the first step that reaches it. A task is split once; where nothing can be read
     from
