@@ -114,7 +114,7 @@ def _trial(name: str, trial: "Trial") -> str:
         return f"{name}: {trial.rate:g} ended with an error: {trial.failure}"
     return (
         f"{name}: {trial.iterations} iterations at {trial.rate:g}: reward {trial.before:.3f}, gain {trial.gain:+}; "
-        f"samples moved by {trial.moved:.2f}"
+        f"samples moved by {trial.moved}"
     )
 
 
