@@ -230,9 +230,9 @@ def diagnose(records: Sequence[Mapping[str, Any]], rule: Watch) -> WatchVerdict:
 def signs(records: Sequence[Mapping[str, Any]]) -> list[str]:
     """Statistics of the last evaluation's pictures that have left those of the first one, with both means.
 
-    One has where its mean moved by more than `SIGN_ERRORS` standard errors of the difference, and by more than its limit
-    in `SIGNS`, 0.8 or 1 standard deviation of the first evaluation's pictures. Two sets of 80 clean pictures of
-    one kind are at most 0.7 apart in 500 draws.
+    One has where its mean moved by more than `SIGN_ERRORS` standard errors of the difference, and by more than its
+    limit in `SIGNS`, 0.8 or 1 standard deviation of the first evaluation's pictures. The means of two sets of 80 clean
+    pictures are at most 0.7 of it apart (docs/instruments.md).
     """
     first, last = records[0], records[-1]
     changes = []

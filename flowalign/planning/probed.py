@@ -57,7 +57,7 @@ class Trial:
         return self.failure is None and (self.gain.low or 0) > 0
 
     def still(self, iterations: int) -> bool:
-        """Whether so many iterations, each moving as far as those of the trial, would surely change nothing to be seen."""
+        """Whether so many iterations, each as far as those of the trial, would surely change nothing to be seen."""
         return self.moved.ends[1] * iterations / self.iterations < STILL
 
     @property

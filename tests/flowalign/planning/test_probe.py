@@ -25,7 +25,8 @@ from rewards import as_reward
 from tests.flowalign.small_run import SMALL
 
 MOVED = Interval(0.2, 0.15, 0.25)
-TRIAL = Trial(rate=1e-3, iterations=10, before=0.5, gain=Interval(0.1, 0.05, 0.2), moved=MOVED, seconds=36.0, clipped=0.0)
+GAIN = Interval(0.1, 0.05, 0.2)
+TRIAL = Trial(rate=1e-3, iterations=10, before=0.5, gain=GAIN, moved=MOVED, seconds=36.0, clipped=0.0)
 NOTHING = replace(TRIAL, gain=Interval(0.0, -0.05, 0.05))
 STILL = replace(NOTHING, moved=Interval(1e-7, 1e-7, 2e-7))
 HARM = replace(TRIAL, gain=Interval(-0.1, -0.2, -0.05))
