@@ -73,6 +73,13 @@ CASES: dict[str, Case] = {
         recipe="tiny_sd3/dense_grpo",
         changes=[*FEWER, WIDE, "training.updates_per_iteration=2", "training.optimizer.learning_rate=5e-4"],
     ),
+    "dense_grpo, 5e-4, three times the iterations": Case(
+        end="climbs",
+        expected="it learns",
+        recipe="tiny_sd3/dense_grpo",
+        changes=[*FEWER, WIDE, "training.updates_per_iteration=2", "training.optimizer.learning_rate=5e-4"],
+        iterations=24,
+    ),
     "demo, rate 1e-9": Case(
         end="dead",
         expected="it is dead",
@@ -127,7 +134,7 @@ def main() -> None:
         canary = "" if found.canary is None else f"{found.canary.gain:+}"
         trials = [f"{found.trial.gain:+}", f"{found.stress.gain:+}", canary]
         if found.own_fit is not None:
-            trials[2] += f"; fitted to its own samples: moved {found.own_fit.moved:.2f}, {found.own_fit.gain:+}"
+            trials[2] += f"; fitted to its own samples: moved {found.own_fit.moved}, {found.own_fit.gain:+}"
         cells = [name, case.end, f"{found.verdict}{told}", *trials]
         print(f"| {' | '.join(cells)} | {time.perf_counter() - start:.0f} |", flush=True)
 

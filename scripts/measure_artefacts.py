@@ -1,11 +1,11 @@
-"""False alarms and hits of the watch's signs (grids, saturation, sharpness, repeated layouts) on known pictures.
+"""False alarms and hits of the watch's signs (grids, saturation, sharpness, colours, layouts) on known pictures.
 
     python scripts/measure_artefacts.py                       # clean pictures, and grids drawn on them
     python scripts/measure_artefacts.py --runs runs/one ...   # pictures of runs before and after training
 
 Clean pictures: drawings of the shapes world (32 px), and textures with the spectrum of photographs (256 px; amplitudes
 fall as 1/f to 1/f^2). Grids of 8 and 16 px: lines, sines, and patches whose brightness is off. Of runs, every held-out
-prompt has one picture.
+prompt has two pictures.
 """
 
 import argparse
@@ -18,11 +18,11 @@ from PIL import Image
 
 from flowalign.app.loading import load_for_sampling
 from flowalign.config import load
+from flowalign.config.rewards import build_reward
 from flowalign.data import Prompts
 from flowalign.evaluation.scores import evaluate
-from flowalign.evaluation.watch import SIGNS, Panel, record, signs
-from rewards import FunctionReward
-from rewards.rules import PERIODS, image_statistics, thumbnail_distances
+from flowalign.evaluation.watch import Panel, record, signs
+from rewards.rules import PERIODS, STATISTICS, image_statistics, thumbnail_distances
 from rewards.shapes.draw import draw
 from rewards.shapes.grammar import all_requests
 
@@ -31,6 +31,7 @@ AMPLITUDES = (1, 2, 4, 8, 16, 32)
 """Levels of 255."""
 PLAIN = 0.7
 """A single picture with more is called gridded."""
+SEEN = [f"statistics/{name}" for name in (*STATISTICS, "layout_distance")]
 
 
 def textures(count: int, side: int, rng: np.random.Generator) -> list[Picture]:
@@ -87,6 +88,11 @@ def verdict(before: dict[str, NDArray[np.float64]], after: dict[str, NDArray[np.
     return signs([record(i, [0.0] * len(next(iter(c.values()))), c) for i, c in enumerate(lists)])
 
 
+def moved(before: NDArray[np.float64], after: NDArray[np.float64]) -> float:
+    """How far a mean moved, in standard deviations of the pictures before."""
+    return float((after.mean() - before.mean()) / before.std(ddof=1))
+
+
 def drawn(columns: dict[str, NDArray[np.float64]], rows: NDArray[np.intp]) -> dict[str, NDArray[np.float64]]:
     """The statistics of some of the pictures."""
     return {name: values[rows] for name, values in columns.items()}
@@ -96,10 +102,14 @@ def measure(name: str, clean: list[Picture], size: int, trials: int, rng: np.ran
     """Print the false alarms of clean pictures, and for each grid the amplitudes and the shares that are seen."""
     columns = statistics(clean)
     grid = columns["statistics/grid"]
-    alarms = sum(
-        bool(verdict(drawn(columns, order[:size]), drawn(columns, order[size : 2 * size])))
-        for order in (rng.permutation(len(clean)) for _ in range(trials))
-    )
+    alarms, moves = 0, dict.fromkeys(columns, 0.0)
+    for order in (rng.permutation(len(clean)) for _ in range(trials)):
+        before, after = drawn(columns, order[:size]), drawn(columns, order[size : 2 * size])
+        alarms += bool(verdict(before, after))
+        for statistic, farthest in moves.items():
+            moves[statistic] = max(farthest, abs(moved(before[statistic], after[statistic])))
+    farthest_of = ", ".join(f"{name.removeprefix('statistics/')} {move:.2f}" for name, move in moves.items())
+    print(f"{name}: farthest moves in {trials} verdicts, in deviations of pictures: {farthest_of}")
     print(f"{name}: grid {grid.mean():.2f}, deviation {grid.std():.2f}, 99% below {np.quantile(grid, 0.99):.2f}")
     print(f"  false alarms: {(grid > PLAIN).sum()} of {len(clean)} pictures, {alarms} of {trials} verdicts on {size}")
     print(f"  {'seen of pictures / verdicts':<28}" + "".join(f"{amplitude:>12}" for amplitude in AMPLITUDES))
@@ -120,17 +130,21 @@ def measure(name: str, clean: list[Picture], size: int, trials: int, rng: np.ran
 
 
 def measure_run(run: Path) -> None:
-    """Print the signs of a run's pictures, and the means before and after training."""
+    """Print the signs of a run's pictures, its held-out reward, and how the statistics moved by training."""
     config = load(run / "config.yaml")
-    prompts, means, records = Prompts.of(config.evaluation), [], []
-    for moment, trained in enumerate((False, True)):
+    prompts, columns, rewards = Prompts.of(config.evaluation), [], []
+    reward = build_reward(config.evaluation.rewards or config.rewards)
+    for trained in (False, True):
         policy, sampling = load_for_sampling(str(run), None, config.model.dtype, trained)
-        judge = Panel(FunctionReward(lambda images, prompts: [0.0] * len(images), "none"), [])
-        result = evaluate(policy, judge, prompts, sampling, 1, config.evaluation.seed)
-        records.append(record(moment, result.value, result.parts))
-        means.append({name: np.mean(result.parts[f"statistics/{name}"]) for name in SIGNS})
-    changes = ", ".join(f"{name} {before:.3f} -> {means[1][name]:.3f}" for name, before in means[0].items())
-    print(f"{run.name}, {len(prompts)} pictures: {changes}\n  signs: {', '.join(signs(records)) or 'none'}")
+        result = evaluate(policy, Panel(reward, []), prompts, sampling, 2, config.evaluation.seed)
+        rewards.append(np.mean(result.value))
+        columns.append({name: np.array(values) for name, values in result.parts.items() if name in SEEN})
+    before, after = columns
+    print(f"{run.name}, {2 * len(prompts)} pictures: held-out reward {rewards[0]:.3f} -> {rewards[1]:.3f}")
+    for name in SEEN:
+        means = f"{before[name].mean():.3f} -> {after[name].mean():.3f}"
+        print(f"  {name.removeprefix('statistics/'):<16}{means}, {moved(before[name], after[name]):+.2f} deviations")
+    print(f"  signs: {', '.join(verdict(before, after)) or 'none'}")
 
 
 def main() -> None:

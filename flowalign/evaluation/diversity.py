@@ -1,16 +1,18 @@
 """How far the pictures of one prompt are from each other."""
 
-import statistics
-
 import torch
 
 from flowalign.evaluation.scores import Evaluated
+from flowalign.evaluation.statistics import Interval, ratio
 
 
-def diversity(result: Evaluated) -> float:
-    """Mean distance of two pictures of one prompt: root mean square over pixels in [0, 1], mean over pairs."""
-    values = distances(result).values()
-    return statistics.mean(values) if values else 0.0
+def diversity(result: Evaluated) -> Interval:
+    """Mean distance of two pictures of one prompt: root mean square over pixels in [0, 1], mean over pairs.
+
+    Its 95% interval is over prompts; 0 without one where no prompt has two pictures.
+    """
+    values = list(distances(result).values())
+    return ratio(values) if values else Interval(0.0)
 
 
 def distances(result: Evaluated) -> dict[str, float]:

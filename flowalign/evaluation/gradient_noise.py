@@ -26,8 +26,8 @@ class GradientNoise:
     """Groups of an update."""
     norm: float
     """Norm of the mean gradient of all parts."""
-    cosine: float
-    """Cosine of the gradients of two half batches."""
+    cosine: Interval
+    """Cosine of the gradients of two half batches, in [-1, 1]."""
     signal: Interval
     """|G|^2 over the noise of an update, E|e|^2: 1 where they are as large; below 0 where chance made it so."""
 
@@ -45,7 +45,7 @@ class GradientNoise:
         return {
             "groups": self.groups,
             "norm": self.norm,
-            "cosine_of_halves": self.cosine,
+            "cosine_of_halves": vars(self.cosine),
             "signal_over_noise": vars(self.signal),
             "noise_scale": {"mean": scale.mean if self.signal.mean > 0 else None, "low": scale.low, "high": scale.high},
         }
@@ -71,12 +71,18 @@ def gradient_noise(gradients: Array, groups: int, part: float) -> GradientNoise 
         signal = (gram.sum() - np.trace(gram)) / (count * (count - 1))
         return float(signal / (np.trace(gram) / count - signal) * groups / part)
 
-    first, second = gradients[::2].mean(axis=0), gradients[1::2].mean(axis=0)
-    size = float(np.linalg.norm(first) * np.linalg.norm(second))
+    def halves(pairs: Array) -> float:
+        first, second = gradients[2 * pairs].mean(axis=0), gradients[2 * pairs + 1].mean(axis=0)
+        size = float(np.linalg.norm(first) * np.linalg.norm(second))
+        return float(first @ second) / size if size else 0.0
+
+    # what is left out is a part of each half, so that the halves stay as large as each other
+    cosine = jackknife(halves, len(gradients) // 2)
+    assert cosine.low is not None and cosine.high is not None
     return GradientNoise(
         groups=groups,
         norm=float(np.linalg.norm(gradients.mean(axis=0))),
-        cosine=float(first @ second) / size if size else 0.0,
+        cosine=Interval(cosine.mean, max(cosine.low, -1.0), min(cosine.high, 1.0)),
         signal=jackknife(ratio, len(gradients)),
     )
 

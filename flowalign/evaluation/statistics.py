@@ -125,10 +125,34 @@ class Interval:
     low: float | None = None
     high: float | None = None
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The interval's ends; without an interval the mean twice."""
+        return (self.mean, self.mean) if self.low is None or self.high is None else (self.low, self.high)
+
     def __format__(self, how: str) -> str:
         """'+' shows the sign of a gain."""
         ends = "" if self.low is None else f" [{self.low:{how}.3f}, {self.high:{how}.3f}]"
         return f"{self.mean:{how}.3f}{ends}"
+
+
+def ratio(above: Sequence[float], below: Sequence[float] | None = None) -> Interval:
+    """The ratio of two sums over prompts, and its 95% interval; without `below` the mean of prompts.
+
+    Args:
+        above: numerator of each prompt.
+        below: denominator of each prompt, at least one of them above 0; a draw of prompts whose denominators are all 0
+            is left out.
+    """
+    tops = np.asarray(above, dtype=np.float64)
+    bottoms = np.ones_like(tops) if below is None else np.asarray(below, dtype=np.float64)
+    mean = float(tops.sum() / bottoms.sum())
+    if len(tops) < 2:
+        return Interval(mean)
+    draws = redrawn(len(tops))
+    drawn = draws @ bottoms
+    low, high = np.quantile((draws @ tops)[drawn > 0] / drawn[drawn > 0], (0.025, 0.975)).tolist()
+    return Interval(mean, low, high)
 
 
 def means(scores: Scored, headline: Sequence[str]) -> dict[str, Interval]:

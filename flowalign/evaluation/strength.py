@@ -7,7 +7,7 @@ from typing import Any
 from flowalign.data import Prompts
 from flowalign.evaluation.diversity import diversity
 from flowalign.evaluation.scores import Evaluated, evaluate
-from flowalign.evaluation.statistics import significance
+from flowalign.evaluation.statistics import Interval, significance
 from flowalign.policies.base import Policy
 from flowalign.policies.settings import SamplingSettings
 from flowalign.runs.show import Grid
@@ -38,8 +38,8 @@ class StrengthCurve:
                 alike.append(strength)
         return alike
 
-    def diversity(self, strength: float) -> float:
-        """Mean distance of a prompt's pictures, in [0, 1]."""
+    def diversity(self, strength: float) -> Interval:
+        """Mean distance of a prompt's pictures, in [0, 1], with its 95% interval over prompts."""
         return diversity(self.results[strength])
 
     def film(self, prompts: int) -> Grid:

@@ -23,10 +23,17 @@ from rewards.compose import joined, labels
 from rewards.rules import STATISTICS, image_statistics, thumbnail, thumbnail_distances
 
 NEAR_DUPLICATE = 0.02  # root mean square difference of thumbnails in [0, 1]
-SIGNS = {"grid": (1, 0.2), "saturation": (0, 0.05), "sharpness": (0, 0.02), "layout_distance": (-1, 0.02)}
-"""Statistics that move where a reward is gamed: the direction that counts (1 up, -1 down, 0 both), the least change."""
+SIGNS = {
+    "grid": (1, 0.2, 1.0),
+    "saturation": (0, 0.05, 1.0),
+    "sharpness": (0, 0.02, 1.0),
+    "colour_entropy": (0, 0.1, 0.8),
+    "layout_distance": (-1, 0.02, 1.0),
+}
+"""Statistics that move where a reward is gamed: the direction that counts (1 up, -1 down, 0 both), the least change,
+and the least change in standard deviations of the first evaluation's pictures."""
 SIGN_ERRORS = 3.0
-"""Standard errors that a sign must exceed: there are four of them, looked at in every evaluation."""
+"""Standard errors that a sign must exceed: there are five of them, looked at in every evaluation."""
 
 
 class Panel:
@@ -223,18 +230,20 @@ def diagnose(records: Sequence[Mapping[str, Any]], rule: Watch) -> WatchVerdict:
 def signs(records: Sequence[Mapping[str, Any]]) -> list[str]:
     """Statistics of the last evaluation's pictures that have left those of the first one, with both means.
 
-    One has where its mean moved by more than `SIGN_ERRORS` standard errors of the difference, and by more than the
-    standard deviation of the first evaluation's pictures: as far as one picture in three is from the mean.
+    One has where its mean moved by more than `SIGN_ERRORS` standard errors of the difference, and by more than its
+    limit in `SIGNS`, 0.8 or 1 standard deviation of the first evaluation's pictures. The means of two sets of 80 clean
+    pictures are at most 0.7 of it apart (docs/instruments.md).
     """
     first, last = records[0], records[-1]
     changes = []
-    for name, (direction, least) in SIGNS.items():
+    for name, (direction, least, deviations) in SIGNS.items():
         before, after = (entry.get(f"statistics/{name}") for entry in (first, last))
         if before is None or after is None:
             continue
         change = after["mean"] - before["mean"]
         size = change * direction if direction else abs(change)
-        if size > max(before["deviation"], least) and size > SIGN_ERRORS * math.hypot(before["error"], after["error"]):
+        beyond_noise = size > SIGN_ERRORS * math.hypot(before["error"], after["error"])
+        if size > max(deviations * before["deviation"], least) and beyond_noise:
             changes.append(f"{name.replace('_', ' ')} {before['mean']:.3f} -> {after['mean']:.3f}")
     return changes
 

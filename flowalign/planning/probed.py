@@ -41,7 +41,7 @@ class Trial:
     """Mean reward before."""
     gain: Interval
     """Mean reward after less before."""
-    moved: float
+    moved: Interval
     """Mean distance of a sample to the one before training, over the mean distance of two samples of a prompt."""
     seconds: float
     """Seconds of an iteration."""
@@ -55,6 +55,10 @@ class Trial:
     @property
     def learned(self) -> bool:
         return self.failure is None and (self.gain.low or 0) > 0
+
+    def still(self, iterations: int) -> bool:
+        """Whether so many iterations, each as far as those of the trial, would surely change nothing to be seen."""
+        return self.moved.ends[1] * iterations / self.iterations < STILL
 
     @property
     def harmed(self) -> bool:
@@ -115,7 +119,7 @@ class Probe:
             causes.append("the samples of a prompt all have one reward")
         if self.gradient is None:
             causes.append("the gradient is 0")
-        if self.trial.moved * self.iterations / self.trial.iterations < STILL:
+        if self.trial.still(self.iterations):
             causes.append(f"the whole run at {self.trial.rate:g} would hardly change a sample")
         return causes
 
@@ -159,7 +163,7 @@ class Probe:
                 f"training.optimizer.learning_rate: {trial.rate:g} has no margin, since four times as much does harm; "
                 "a schedule that falls, and evaluation.every, to see a fall early"
             )
-        elif not alike and trial.moved * self.iterations / trial.iterations < STILL:
+        elif not alike and trial.still(self.iterations):
             lines.append(f"training.optimizer.learning_rate: at least {100 * trial.rate:.2g} (now {trial.rate:g})")
         elif stress.learned and (stress.gain.low or 0) > trial.gain.mean:
             lines.append(
@@ -219,12 +223,23 @@ def plain(value: object) -> Any:
 
 
 def fit_advice(fit: Trial, aimless: Trial) -> list[str]:
-    """The warning before a matching method, where the fit to own samples alone changes the model; else none."""
-    if fit.moved <= FITTED and not fit.harmed:
+    """The warning before a matching method, unless the fit to own samples surely leaves the model where it is."""
+    low, high = fit.moved.ends
+    if high <= FITTED and not fit.harmed:
         return []
-    return [
-        f"algorithm: fitted to its own samples the model moves {fit.moved:.0%} of the distance of two samples "
-        f"({aimless.moved:.0%} by updates without a direction), and its reward changes by {fit.gain:+}, before any "
-        "reward is learned; a lower rate, more steps, a larger algorithm.kl_weight, or a policy-gradient method "
-        "(flow_grpo), which does not fit samples"
+    said = [
+        f"algorithm: fitted to its own samples, before any reward is learned, the model moves by {fit.moved} distances "
+        f"of two samples ({aimless.moved} by updates without a direction) and its reward changes by {fit.gain:+}"
     ]
+    if low <= FITTED < high:
+        said.append(f"whether it moves by more than {FITTED:g} it cannot tell (more --prompts)")
+    if low <= aimless.moved.ends[1]:
+        said.append("the rate alone may move it as far")
+    if not fit.harmed and not fit.learned:
+        said.append("whether that costs reward it cannot tell")
+    said.append("whether the model is distilled it cannot tell: any model that samples in few steps moves")
+    said.append(
+        "a lower rate, more steps or a larger algorithm.kl_weight holds it, or a policy-gradient method (flow_grpo), "
+        "which does not fit samples"
+    )
+    return ["; ".join(said)]

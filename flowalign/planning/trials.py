@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from flowalign.data import Prompts
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.evaluation.approach import Approach, approach
 from flowalign.evaluation.scores import Evaluated, evaluate
-from flowalign.evaluation.statistics import Interval, significance
+from flowalign.evaluation.statistics import Interval, by_prompt, ratio, significance
 from flowalign.planning.dry_run import StandIn
 from flowalign.planning.probed import Trial
 from flowalign.training import Trainer
@@ -96,18 +97,18 @@ def paired_gain(before: Evaluated, after: Evaluated) -> Interval:
     return Interval(float(np.mean(gains)), None if found is None else found.low, None if found is None else found.high)
 
 
-def distance_moved(before: Evaluated, after: Evaluated) -> float:
+def distance_moved(before: Evaluated, after: Evaluated) -> Interval:
     """Mean distance of the samples to those before, over the mean distance of two samples of a prompt.
 
-    Pictures and videos: root mean square over pixels; texts: 1 where they differ. 0 where nothing differs at all.
+    Its 95% interval is over prompts, which all have as many samples. Pictures and videos: root mean square over pixels;
+    texts: 1 where they differ. Where the samples of every prompt are alike, the distance itself.
     """
-    apart = [
-        distance(before.samples[i], before.samples[i + 1])
-        for i in range(len(before.samples) - 1)
-        if before.prompts[i] == before.prompts[i + 1]
-    ]
-    moved = [distance(a, b) for a, b in zip(before.samples, after.samples, strict=True)]
-    return float(np.mean(moved) / np.mean(apart)) if apart and any(apart) else float(np.mean(moved))
+    moved = by_prompt(list(map(distance, before.samples, after.samples)), before.prompts)
+    neighbours = [i for i in range(1, len(before.samples)) if before.prompts[i] == before.prompts[i - 1]]
+    between = [distance(before.samples[i - 1], before.samples[i]) for i in neighbours]
+    apart = by_prompt(between, [before.prompts[i] for i in neighbours])
+    alike = not any(map(sum, apart))
+    return ratio([fmean(each) for each in moved], None if alike else [fmean(each) for each in apart])
 
 
 def distance(one: Any, two: Any) -> float:

@@ -104,7 +104,7 @@ def judge(trainer: Trainer, panel: Reward | None, pictures: int) -> dict[str, An
         figures["by_prompt"] = [statistics.mean(values) for values in by_prompt(strict, result.prompts)]
         if panel is not None:
             figures["panel"] = score(panel, result.samples, result.prompts, result.metadata).value.mean().item()
-        figures["diversity"] = diversity(result)
+        figures["diversity"] = diversity(result).mean
         figures["kl"] = kl_from_base(policy, prompts.spread(32).texts, settings.arguments())
     return figures
 

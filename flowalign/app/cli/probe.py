@@ -78,7 +78,7 @@ def show(found: "Probe", target: float | None = None) -> None:
         print(f"groups of {start.size}: spread of the reward {start.within}; {dead}")
     for step, spread in found.by_step.items():
         mark = " (configured)" if step in found.noisy_steps else ""
-        print(f"  noise in step {step} alone: {spread.within}, {spread.dead.mean:.0%} dead{mark}")
+        print(f"  noise in step {step} alone: {spread.within}; {_shares(spread.dead)} dead{mark}")
     for name, size in found.reward_noise.items():
         print(f"noise of the reward, {name}: {_shares(size)} of that spread")
     if gradient is None:
@@ -88,7 +88,7 @@ def show(found: "Probe", target: float | None = None) -> None:
         ends = "no bound" if scale.high is None else f"{scale.high:.0f}"
         bound = "cannot tell" if scale.low is None else f"{scale.low:.0f} to {ends} groups"
         print(f"gradient: signal over noise of an update of {gradient.groups} groups {_range(gradient.signal)}")
-        print(f"  cosine of two halves {gradient.cosine:.2f}; noise as large as the signal: {bound}")
+        print(f"  cosine of two halves {_range(gradient.cosine)}; noise as large as the signal: {bound}")
     if found.first_step is not None:
         print(f"first update: lowers the loss of other groups by {_range(found.first_step)}")
     clipped = "" if found.trial.clipped is None else f", {found.trial.clipped:.1%} of the ratios clipped"
@@ -114,7 +114,7 @@ def _trial(name: str, trial: "Trial") -> str:
         return f"{name}: {trial.rate:g} ended with an error: {trial.failure}"
     return (
         f"{name}: {trial.iterations} iterations at {trial.rate:g}: reward {trial.before:.3f}, gain {trial.gain:+}; "
-        f"samples moved by {trial.moved:.2f}"
+        f"samples moved by {trial.moved}"
     )
 
 

@@ -115,8 +115,9 @@ def show(curve: "StrengthCurve") -> dict[str, Any]:
         row = {name: None if found is None else vars(found) for name, found in means.items()}
         cells = ["" if found is None else f"{found}" for found in means.values()]
         distance = {"diversity": curve.diversity(factor)} if with_pictures else {}
-        table.add_row(f"{factor:g}", *cells, *(f"{value:.3f}" for value in distance.values()))
-        rows.append({"strength": factor, **row, **distance})
+        table.add_row(f"{factor:g}", *cells, *(f"{value}" for value in distance.values()))
+        apart = {name: vars(value) for name, value in distance.items()}
+        rows.append({"strength": factor, **row, **apart})
     Console().print(table)
     alike = curve.as_good()
     others = ", ".join(f"{factor:g}" for factor in alike if factor != curve.best)

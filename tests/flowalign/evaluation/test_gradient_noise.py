@@ -15,6 +15,10 @@ def test_signal_over_noise_is_the_one_that_was_drawn() -> None:
     assert np.mean([one.signal.mean for one in found if one]) == pytest.approx(truth, abs=0.05)
     held = sum((one.signal.low or 0) <= truth <= (one.signal.high or 0) for one in found if one)
     assert 180 <= held <= 200
+    # halves of 16 groups: |G|^2 over |G|^2 and the noise of 16 groups, E|e|^2 times 2
+    cosine = truth / (truth + 2)
+    held = sum((one.cosine.low or 0) <= cosine <= (one.cosine.high or 0) for one in found if one)
+    assert 180 <= held <= 200
     scale = found[0].scale if found[0] else None
     assert scale is not None and scale.low is not None and scale.low < 64 < (scale.high or np.inf)
 

@@ -117,6 +117,7 @@ def moments(**shifts):
     """Records of 80 pictures before and after training, whose statistics moved by so many standard deviations."""
     rng = np.random.default_rng(0)
     usual = {"grid": (0.1, 0.3), "saturation": (0.3, 0.1), "sharpness": (0.2, 0.04), "layout_distance": (0.2, 0.04)}
+    usual["colour_entropy"] = (1.1, 0.3)
     records = []
     for moment in (0, 1):
         noise = {name: rng.normal(size=80) for name in usual}
@@ -133,10 +134,13 @@ def test_statistics_that_leave_the_bases_are_signs_and_make_a_run_suspect():
     assert verdict.status == "suspect"
     assert verdict.message.startswith("the pictures have changed as those of a gamed reward do: grid 0.1")
     assert [sign.split(" 0")[0] for sign in signs(moments(sharpness=-2, saturation=2))] == ["saturation", "sharpness"]
+    # fewer colours are a sign as more are
+    assert [sign.split(" 1")[0] for sign in signs(moments(colour_entropy=-1.2))] == ["colour entropy"]
+    assert [sign.split(" 1")[0] for sign in signs(moments(colour_entropy=0.95))] == ["colour entropy"]
 
 
 def test_small_changes_and_those_for_the_better_are_no_signs():
-    assert signs(moments()) == signs(moments(saturation=0.5, sharpness=0.5)) == []
+    assert signs(moments()) == signs(moments(saturation=0.5, sharpness=0.5, colour_entropy=0.6)) == []
     assert signs(moments(grid=-3, layout_distance=3)) == []
     # records of a version without statistics
     assert signs(history([0.1, 0.2], {})) == []

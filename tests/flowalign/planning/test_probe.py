@@ -24,9 +24,11 @@ from flowalign.planning.trials import distance_moved
 from rewards import as_reward
 from tests.flowalign.small_run import SMALL
 
-TRIAL = Trial(rate=1e-3, iterations=10, before=0.5, gain=Interval(0.1, 0.05, 0.2), moved=0.2, seconds=36.0, clipped=0.0)
+MOVED = Interval(0.2, 0.15, 0.25)
+GAIN = Interval(0.1, 0.05, 0.2)
+TRIAL = Trial(rate=1e-3, iterations=10, before=0.5, gain=GAIN, moved=MOVED, seconds=36.0, clipped=0.0)
 NOTHING = replace(TRIAL, gain=Interval(0.0, -0.05, 0.05))
-STILL = replace(NOTHING, moved=1e-7)
+STILL = replace(NOTHING, moved=Interval(1e-7, 1e-7, 2e-7))
 HARM = replace(TRIAL, gain=Interval(-0.1, -0.2, -0.05))
 APART, ALIKE = spread_of([[0.0, 1.0]] * 40), spread_of([[1.0, 1.0]] * 40)
 
@@ -96,9 +98,13 @@ def test_noise_of_a_reward_is_told_from_its_spread() -> None:
 
 def test_a_move_is_measured_in_distances_of_two_samples() -> None:
     before, after = (judged(pictures(values), [0.0] * 4) for values in ([0, 100, 0, 100], [10, 110, 10, 110]))
-    assert distance_moved(before, before) == 0 and distance_moved(before, after) == pytest.approx(0.1)
+    assert distance_moved(before, before) == Interval(0.0, 0.0, 0.0)
+    # both prompts moved by as much, so that any draw of them has the same ratio
+    assert vars(distance_moved(before, after)) == pytest.approx({"mean": 0.1, "low": 0.1, "high": 0.1})
     one, two = (judged(texts, [0.0] * 4) for texts in (["1", "2", "3", "3"], ["1", "2", "3", "4"]))
-    assert distance_moved(one, two) == pytest.approx(0.5)
+    # prompt a is 1 apart and stays, b is 0 apart and moves by one half: two a's have 0, one of each 1/2
+    assert distance_moved(one, two) == Interval(0.5, 0.0, 0.5)
+    assert distance_moved(replace(one, prompts=["a", "b", "c", "d"]), two).mean == 0.25
 
 
 def test_a_recipe_is_probed_and_nothing_is_written(
@@ -135,10 +141,10 @@ def test_a_matching_method_is_first_fitted_to_the_models_own_samples() -> None:
     changes = [*SMALL, "training.group_size=2", "rollout.steps=2", "rollout.sigmas=null"]
     small = load(recipe("tiny_sd3/raft"), [*changes, "training.optimizer.learning_rate=1e-9"])
     result = probe(small, iterations=1, prompts=2, samples=2)
-    assert result.own_fit is not None and result.own_fit.moved < 1e-3 and not result.trial.learned
-    moved = replace(result, own_fit=replace(result.own_fit, moved=0.3)).advice()
-    assert any("the model moves 30%" in line for line in moved)
-    assert result.aimless is not None and result.aimless.moved < 1e-3
+    assert result.own_fit is not None and result.own_fit.moved.mean < 1e-3 and not result.trial.learned
+    moved = replace(result, own_fit=replace(result.own_fit, moved=Interval(0.3, 0.2, 0.4))).advice()
+    assert any("the model moves by 0.300 [0.200, 0.400] distances" in line for line in moved)
+    assert result.aimless is not None and result.aimless.moved.mean < 1e-3
 
 
 def test_updates_without_a_direction_move_less_than_a_fit() -> None:
@@ -146,8 +152,19 @@ def test_updates_without_a_direction_move_less_than_a_fit() -> None:
     changes = [*SMALL, "training.group_size=2", "rollout.steps=2", "rollout.sigmas=null"]
     small = load(recipe("tiny_sd3/raft"), [*changes, "training.optimizer.learning_rate=1e-3"])
     fit, aimless = own_fit(small, iterations=4, prompts=2, samples=2)
-    assert 0 < aimless.moved < fit.moved
-    assert fit_advice(replace(fit, moved=0.0, gain=TRIAL.gain), aimless) == []
-    assert "without a direction" in fit_advice(replace(fit, moved=0.5), aimless)[0]
+    assert 0 < aimless.moved.mean < fit.moved.mean
     with pytest.raises(ConfigError, match="flow_grpo does not match its own samples"):
         own_fit(load(recipe("tiny_sd3/flow_grpo"), SMALL))
+
+
+def test_the_warning_of_a_fit_says_what_it_cannot_tell() -> None:
+    few, far, unsure = Interval(0.05, 0.04, 0.06), Interval(0.3, 0.2, 0.4), Interval(0.12, 0.08, 0.16)
+    aimless, unclear = replace(TRIAL, moved=few), Interval(0.0, -0.05, 0.05)
+    assert fit_advice(replace(TRIAL, moved=few), aimless) == []
+    (surely,) = fit_advice(replace(TRIAL, moved=far), aimless)
+    assert "0.050 [0.040, 0.060] by updates without a direction" in surely
+    assert "costs reward" not in surely and "more than 0.1" not in surely and "as far" not in surely
+    assert "whether the model is distilled it cannot tell" in surely
+    (perhaps,) = fit_advice(replace(TRIAL, moved=unsure, gain=unclear), replace(aimless, moved=unsure))
+    assert "more than 0.1 it cannot tell" in perhaps and "the rate alone may move it as far" in perhaps
+    assert "whether that costs reward it cannot tell" in perhaps

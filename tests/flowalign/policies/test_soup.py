@@ -62,3 +62,5 @@ def test_shares_and_fronts() -> None:
     assert len(three) == len({tuple(row) for row in three}) == 15
     assert all(sum(row) == pytest.approx(1) and min(row) >= 0 for row in three)
     assert front([[1, 0], [0.6, 0.6], [0.5, 0.5], [0, 1], [0.6, 0.6]]) == [0, 1, 3, 4]
+    # of three rewards: the third mixture is best in one alone, the last one is beaten by the fourth in all
+    assert front([[1, 0, 0], [0, 1, 0], [0, 0, 1], [0.4, 0.4, 0.4], [0.3, 0.3, 0.3]]) == [0, 1, 2, 3]

@@ -28,14 +28,14 @@
     });
   }
 
-  // lines: [{index, name, points: [[over, value], ...]}]; over: what the points are over; alarms: where the chart is marked;
+  // lines: [{index, name, points: [[over, value, low, high], ...]}], the ends of an interval only where there is one; over: what the points are over; alarms: where the chart is marked;
   // open(point): what a click or Enter does with {over, value, line}, and says if it can do nothing
   gallery.chart = ({ name, label = name, same = [], lines, over = "iteration", alarms = [], open = () => "" }) => {
     lines = lines.filter((line) => line.points.length);
-    const points = lines.flatMap((line) => line.points.map(([over, value]) => ({ over, value, line })));
+    const points = lines.flatMap((line) => line.points.map(([over, value, low = value, high = value]) => ({ over, value, low, high, line })));
     points.sort((a, b) => a.over - b.over || a.line.index - b.line.index);
-    const range = (of) => points.reduce(([low, high], p) => [Math.min(low, of(p)), Math.max(high, of(p))], [Infinity, -Infinity]);
-    const [start, end] = range((p) => p.over), [low, high] = range((p) => p.value);
+    const range = (one, other = one) => points.reduce(([low, high], p) => [Math.min(low, one(p)), Math.max(high, other(p))], [Infinity, -Infinity]);
+    const [start, end] = range((p) => p.over), [low, high] = range((p) => p.low, (p) => p.high);
     const x = (i) => LEFT + ((i - start) / (end - start || 1)) * (WIDTH - LEFT - RIGHT);
     // what hardly moves stays flat
     const least = 0.02 * Math.max(Math.abs(low), Math.abs(high)) || 1, spread = Math.max(high - low, least);
@@ -63,6 +63,9 @@
       drawn(line.points, line.points.length > 60 ? " raw" : "");
       if (line.points.length > 60) drawn(smoothed(line.points));
       if (line.points.length <= 60) {
+        for (const [i, , low, high] of line.points) {
+          if (low !== undefined) picture.append(svg("line", { class: `interval line-${line.index % 6}`, x1: x(i), x2: x(i), y1: y(low), y2: y(high) }));
+        }
         for (const [i, v] of line.points) picture.append(svg("circle", { class: `dot line-${line.index % 6}`, cx: x(i), cy: y(v), r: 2.5 }));
       }
     }
@@ -76,7 +79,8 @@
       mark.setAttribute("cx", x(point.over));
       mark.setAttribute("cy", y(point.value));
       mark.setAttribute("visibility", "visible");
-      const words = `${number(point.value)} at ${over} ${point.over}${point.line.name ? `, ${point.line.name}` : ""}`;
+      const ends = point.low < point.high ? ` (${number(point.low)} to ${number(point.high)})` : "";
+      const words = `${number(point.value)}${ends} at ${over} ${point.over}${point.line.name ? `, ${point.line.name}` : ""}`;
       readout.replaceChildren(text(words));
       picture.setAttribute("aria-valuenow", point.over);
       picture.setAttribute("aria-valuetext", words);

@@ -48,13 +48,13 @@
       }
       const numeric = positions.every(({ label }) => label !== "" && Number.isFinite(Number(label)));
       const charts = numeric ? names.map((name) => gallery.chart({ name, over: title, lines: [{ index: 0, name: "", points: positions.flatMap(({ label, figures }) =>
-        (figures[name]?.[0] === null || figures[name] === undefined ? [] : [[Number(label), figures[name][0]]])) }],
+        (figures[name]?.[0] === null || figures[name] === undefined ? [] : [[Number(label), ...figures[name].filter((end) => end !== null)]])) }],
         open: ({ over }) => { input.value = positions.findIndex(({ label }) => Number(label) === over); show(Number(input.value)); } })) : [];
       body.replaceChildren(element("div", { class: "position" }, element("label", { for: "position" }, text(title), ": "), told, input),
         element("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Figures at this position" }, element("table", {},
           element("thead", {}, element("tr", {}, ["figure", "mean", "95% interval"].map((word) => element("th", { scope: "col" }, word)))),
           element("tbody", {}, rows.map(({ row }) => row)))),
-        element("p", { class: "hint" }, "Means over all held-out prompts; the intervals say how far other prompts would move them. Diversity: the mean distance of a prompt's pictures."),
+        element("p", { class: "hint" }, "Means over all held-out prompts; the intervals, bars in the charts, say how far other prompts would move them. Diversity: the mean distance of a prompt's pictures."),
         element("ul", { class: "members" }, cells.map(({ prompt, place }) => element("li", {}, place, text(gallery.shortened(prompt))))),
         element("div", { class: "charts" }, charts));
       show(at);

@@ -736,6 +736,10 @@ def test_a_slider_moves_all_pictures_and_figures(open_page, maker, tmp_path):
     page.keyboard.press("Home")
     names = page.locator(".members img").evaluate_all("(all) => all.map((image) => image.src.split('/').at(-1))")
     assert names == ["00-00.webp", "00-01.webp"]
+    # three intervals of one length, within the chart's scale of -0.25 to 1.25
+    length = "(all) => all.map((bar) => bar.getAttribute('y1') - bar.getAttribute('y2'))"
+    bars = page.locator("line.interval").evaluate_all(length)
+    assert bars == pytest.approx([(190 - 10 - 26) / 3] * 3)
     page.reload()
     assert page.locator("output").inner_text() == "0", "the address keeps the position"
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
