@@ -47,6 +47,8 @@ class CausalModel:
     sees_pictures = False
     snapshot: Callable[[str], contextlib.AbstractContextManager[None]] | None = None
     """Context in which the network has the weights of a named snapshot; None of a model that is not trained."""
+    processor: Any = None
+    """Processor of a model that sees pictures."""
 
     def __init__(
         self,
