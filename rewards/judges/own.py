@@ -14,7 +14,7 @@ from rewards.usage import Usage, usage_of
 
 
 @dataclass
-class Own:
+class OwnModel:
     """Settings of the model in training as judge (SSR-Zero, arXiv 2505.16637; URPO, 2507.17515)."""
 
     __pydantic_config__ = {"extra": "forbid"}

@@ -26,7 +26,7 @@ from rewards.base import (
 )
 from rewards.judges.base import Judge, Question
 from rewards.judges.local import Local, LocalJudge
-from rewards.judges.own import Own
+from rewards.judges.own import OwnModel
 from rewards.judges.served import Served
 from rewards.judges.template import Combine, Template, TemplateQuestion, Unparsed, combined, load_template
 from rewards.judges.wording import with_wording
@@ -117,7 +117,7 @@ class Asking:
     def __init__(
         self,
         template: str,
-        judge: Local | Served | Own,
+        judge: Local | Served | OwnModel,
         name: str | None = None,
         samples: int = 1,
         temperature: float = 0.0,
@@ -137,13 +137,13 @@ class Asking:
         if wording is not None:
             self.template = with_wording(self.template, Path(wording))
         self.name = name or self.template.name
-        self.judge: Judge = judge.build(self.name) if isinstance(judge, Local | Served | Own) else judge
+        self.judge: Judge = judge.build(self.name) if isinstance(judge, Local | Served | OwnModel) else judge
         self.usage = usage_of(self.name)
         self.samples, self.temperature, self.max_tokens = samples, temperature, max_tokens
         self.retries, self.frames, self.both_orders = retries, frames, both_orders
         self.meta: Reward | None = None if meta is None else as_reward(meta)
         self.keep = keep
-        self.deterministic = temperature <= 0 and not isinstance(judge, Own)
+        self.deterministic = temperature <= 0 and not isinstance(judge, OwnModel)
         self.draw = 0
         """Number of the draw; replies at a temperature are others in another one."""
 
@@ -276,7 +276,7 @@ class JudgeReward(Asking):
     def __init__(
         self,
         template: str,
-        judge: Local | Served | Own,
+        judge: Local | Served | OwnModel,
         unparsed: Unparsed = "group_mean",
         **asking: Unpack[AskingSettings],
     ) -> None:
@@ -286,7 +286,7 @@ class JudgeReward(Asking):
         self.unparsed = unparsed
         # a local model's logits always hold the labels
         always = self.template.answer == "echo" or (
-            self.template.answer == "probability" and isinstance(judge, Local | Own)
+            self.template.answer == "probability" and isinstance(judge, Local | OwnModel)
         )
         self.kind: Kind = "pointwise" if always or unparsed != "group_mean" else "group"
 
@@ -347,7 +347,7 @@ class PairwiseJudgeReward(Asking):
     def __init__(
         self,
         template: str,
-        judge: Local | Served | Own,
+        judge: Local | Served | OwnModel,
         both_orders: bool = False,
         **asking: Unpack[AskingSettings],
     ) -> None:

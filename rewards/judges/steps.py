@@ -10,7 +10,7 @@ from torch import Tensor
 from rewards.base import Metadata, Reward, Scores, Spec, Steps, bind
 from rewards.judges.base import Judge, Question
 from rewards.judges.local import Local
-from rewards.judges.own import Own
+from rewards.judges.own import OwnModel
 from rewards.judges.reward import MOST_UNPARSED, Asking, AskingSettings
 from rewards.judges.served import Served
 from rewards.judges.template import load_template
@@ -52,7 +52,7 @@ class StepJudge:
     def __init__(
         self,
         template: str | list[str],
-        judge: Local | Served | Own,
+        judge: Local | Served | OwnModel,
         weights: dict[str, float] | None = None,
         separator: str = LINES,
         **asking: Unpack[AskingSettings],
@@ -147,7 +147,7 @@ class Subgoals:
 
     def __init__(
         self,
-        judge: Local | Served | Own,
+        judge: Local | Served | OwnModel,
         template: str = "text_subgoals",
         most: int = 8,
         separator: str = LINES,
@@ -157,7 +157,7 @@ class Subgoals:
         self.questions = {question.name: question for question in self.template.questions}
         if self.template.answer != "probability" or self.questions.keys() != {"split", "reached"}:
             raise ValueError(f"template '{template}': subgoals asks for probabilities, in questions split and reached")
-        self.judge: Judge = judge.build(self.name) if isinstance(judge, Local | Served | Own) else judge
+        self.judge: Judge = judge.build(self.name) if isinstance(judge, Local | Served | OwnModel) else judge
         self.most, self.separator, self.max_tokens = most, separator, max_tokens
         self.known: dict[str, list[str]] = {}
         """Subgoals by prompt."""

@@ -1,4 +1,4 @@
-"""The model in training as its own judge, judges that are paid for right verdicts, and votes that a meta reward vets."""
+"""The model in training as its own judge, judges paid for right verdicts, and votes that a meta reward vets."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from flowalign.data import Preferences
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.reward_training.judge import questions
 from rewards import RewardError, score
-from rewards.judges import JudgeReward, Local, Own, Question
+from rewards.judges import JudgeReward, Local, OwnModel, Question
 from rewards.judges.template import load_template
 from rewards.judges.verdict import RightVerdict
 
@@ -28,7 +28,7 @@ PROMPTS, TEXTS, NONE = ["7+5", "9", "30-11"], ["", "+8", ""], [{}] * 3
 def test_the_model_in_training_judges_with_the_weights_of_now(tmp_path: Path) -> None:
     (tmp_path / "sums.yaml").write_text(TEMPLATE)
     template = str(tmp_path / "sums.yaml")
-    reward = JudgeReward(template, Own(own=True))
+    reward = JudgeReward(template, OwnModel(own=True))
     assert not reward.spec.deterministic
     with pytest.raises(RewardError, match="asks the language model that is trained, and there is none here"):
         score(reward, TEXTS, PROMPTS, NONE)
