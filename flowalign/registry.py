@@ -47,6 +47,7 @@ NAMED_BY_THEIR_PARTS = {
     "delta_bound": "rewards.text.steps:DeltaBound",
     "gated": "rewards.text.steps:Gated",
     "progress": "rewards.text.learned:Progress",
+    "beats_plain": "rewards.text.answering:BeatsPlain",
     "step_progress": "rewards.text.answering:StepProgress",
     "learned_prm": "rewards.text.learned:LearnedPRM",
     "learned_score": "rewards.text.learned:LearnedScore",

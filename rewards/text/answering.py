@@ -1,12 +1,11 @@
 """Values of a text's beginnings, by how often they lead to the right answer."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from rewards.base import Metadata, Reward, RewardError, Scores, Spec, Steps, as_reward, bind, score, spec_of
+from rewards.base import Metadata, Reward, RewardError, Scores, Spec, Steps, as_reward, bind, groups, score, spec_of
 from rewards.text.model import AsksModel, CausalModel, Pictured
 from rewards.text.steps import LINES, step_ends
 
@@ -73,17 +72,73 @@ class StepProgress(AsksModel):
         total = torch.tensor([sum(value for _, value in row) for row in steps])
         return Scores(total, {"outcome": outcome}, steps)
 
-    def values(self, begun: Sequence[str], prompts: Sequence[str], metadata: Sequence[Any]) -> Tensor:
+    def values(self, begun: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Tensor:
         """[N] mean outcome of continuations of each text that has begun."""
-        model, contexts = self.model, []
-        for text, prompt, record in zip(begun, prompts, metadata, strict=True):
-            context = model.begin(prompt, record)
-            if isinstance(context, Pictured):
-                raise RewardError(f"reward '{self.name}': continuations are of texts without pictures")
-            contexts.append(context + model.tokens(text + self.lead))
+        model = self.model
+        contexts = beginnings(self.name, model, [text + self.lead for text in begun], prompts, metadata)
         total = torch.zeros(len(begun))
         for sample in range(self.samples):
             ended = model.continued(contexts, self.most, self.temperature, sample)
             texts = [text + self.lead + more for text, more in zip(begun, ended, strict=True)]
             total += score(self.outcome, texts, prompts, metadata).value
         return total / self.samples
+
+
+class BeatsPlain(AsksModel):
+    """The outcome of a text that reasons, 0 where an answer without reasoning is better (after RAIF's abstract, arXiv
+    2506.01413, on sample-wise contrast).
+
+    The plain answer is the most probable continuation of the prompt and `lead`, once for each prompt.
+
+    Args:
+        outcome: a verifier of texts. It gets `lead` and the continuation as the plain text.
+        lead: text that skips the reasoning, such as `<think></think>`.
+        model: folder or hub name of the model that answers; default the one that is trained.
+        most: largest number of tokens of the plain answer.
+        ties: whether a text that is as good as the plain answer keeps its outcome.
+    """
+
+    def __init__(
+        self, outcome: Reward, lead: str = "", model: str | None = None, most: int = 64, ties: bool = True
+    ) -> None:
+        super().__init__(model)
+        self.outcome: Reward = as_reward(outcome)
+        self.name = f"beats_plain({self.outcome.name})"
+        self.lead, self.most, self.ties = lead, most, ties
+        spec = spec_of(self.outcome)
+        self.spec = Spec(spec.needs | {"text", "prompt", "metadata"}, spec.kind, deterministic=self.frozen)
+
+    def bind(self, model: CausalModel) -> None:
+        """Take the model that is trained, and hand it on."""
+        super().bind(model)
+        bind(self.outcome, model)
+
+    def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        outcome = score(self.outcome, samples, prompts, metadata).value
+        members_of = groups(prompts, metadata)
+        first = [members[0] for members in members_of]
+        asked, records = [prompts[i] for i in first], [metadata[i] for i in first]
+        contexts = beginnings(self.name, self.model, [self.lead] * len(first), asked, records)
+        answers = [self.lead + text for text in self.model.continued(contexts, self.most)]
+        plain = torch.zeros(len(samples))
+        for value, members in zip(score(self.outcome, answers, asked, records).value, members_of, strict=True):
+            plain[members] = value
+        beats = outcome >= plain if self.ties else outcome > plain
+        return Scores(outcome.where(beats, 0.0), {"outcome": outcome, "plain": plain})
+
+
+def beginnings(
+    name: str, model: CausalModel, texts: Sequence[str], prompts: Sequence[str], metadata: Metadata
+) -> list[list[int]]:
+    """Token ids of prompts and the beginnings of texts.
+
+    Raises:
+        RewardError: a prompt shows pictures.
+    """
+    contexts = []
+    for text, prompt, record in zip(texts, prompts, metadata, strict=True):
+        context = model.begin(prompt, record)
+        if isinstance(context, Pictured):
+            raise RewardError(f"reward '{name}': continuations are of texts without pictures")
+        contexts.append(context + model.tokens(text))
+    return contexts
