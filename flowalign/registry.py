@@ -47,6 +47,8 @@ NAMED_BY_THEIR_PARTS = {
     "delta_bound": "rewards.text.steps:DeltaBound",
     "gated": "rewards.text.steps:Gated",
     "progress": "rewards.text.learned:Progress",
+    "beats_plain": "rewards.text.answering:BeatsPlain",
+    "step_progress": "rewards.text.answering:StepProgress",
     "learned_prm": "rewards.text.learned:LearnedPRM",
     "learned_score": "rewards.text.learned:LearnedScore",
     "distilled": "rewards.text.learned:Distilled",
@@ -209,11 +211,14 @@ def listed(table: str) -> dict[str, str]:
     if ":" not in source:
         return _in_folder(source)
     module, _, attribute = source.partition(":")
-    for part in _source(module).body:
+    body = _source(module).body
+    # a table may name what it imports from a file beside it
+    beside = {name.name: part.module for part in body if isinstance(part, ast.ImportFrom) for name in part.names}
+    for part in body:
         if isinstance(part, ast.AnnAssign) and ast.unparse(part.target) == attribute:
             assert isinstance(part.value, ast.Dict)
-            pairs = zip(part.value.keys, part.value.values, strict=True)
-            return {ast.literal_eval(key): f"{module}:{ast.unparse(value)}" for key, value in pairs if key is not None}
+            pairs = zip(part.value.keys, map(ast.unparse, part.value.values), strict=True)
+            return {ast.literal_eval(key): f"{beside.get(value, module)}:{value}" for key, value in pairs if key}
     raise KeyError(source)
 
 

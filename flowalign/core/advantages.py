@@ -27,6 +27,7 @@ from flowalign.core.groups import (
     returns_of,
 )
 from flowalign.core.record import Record, by_turn
+from flowalign.core.reshaped import confident_late, copo, filtered, three_sigma
 
 
 @declares(dense=True)
@@ -438,4 +439,8 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     "gpg": gpg,
     "optimal_token_baseline": optimal_token_baseline,
     "gae": gae,
+    "filtered": filtered,
+    "three_sigma": three_sigma,
+    "confident_late": confident_late,
+    "copo": copo,
 }

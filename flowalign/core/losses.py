@@ -226,6 +226,7 @@ def ppo(
     clip_range: Positive | None = 0.2,
     clip_range_high: Positive | None = None,
     dual_clip: Annotated[float, Field(gt=1)] | None = None,
+    largest_ratio: Annotated[float, Field(gt=1)] | None = None,
 ) -> Losses:
     """PPO's clip (arXiv 1707.06347), with DAPO's clip-higher (2503.14476) and the dual clip (1912.09729).
 
@@ -233,9 +234,15 @@ def ppo(
         clip_range: None: no clip.
         clip_range_high: upper clip; default clip_range.
         dual_clip: bound on the ratio of actions with a negative advantage.
+        largest_ratio: ratios stay between 1 / largest_ratio and this, without a gradient beyond (StableReinforce's
+            pre-clip, arXiv 2505.02835: 1000); default exp(20), as everywhere.
     """
     low = math.inf if clip_range is None else clip_range
-    inputs = actions.log_prob, actions.old_log_prob, actions.advantage, low, clip_range_high or low, dual_clip
+    log_prob = actions.log_prob
+    if largest_ratio is not None:
+        limit = math.log(largest_ratio)
+        log_prob = actions.old_log_prob + (log_prob - actions.old_log_prob).clamp(-limit, limit)
+    inputs = log_prob, actions.old_log_prob, actions.advantage, low, clip_range_high or low, dual_clip
     return clipped_policy_loss(*inputs), {"policy/clip_fraction": clip_fraction(*inputs)}
 
 

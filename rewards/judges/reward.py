@@ -9,9 +9,24 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from rewards.base import UNPARSED, Kind, Metadata, RewardError, Scores, Spec, groups, reference_images, source_images
+from rewards.base import (
+    UNPARSED,
+    Kind,
+    Metadata,
+    Reward,
+    RewardError,
+    Scores,
+    Spec,
+    as_reward,
+    bind,
+    groups,
+    reference_images,
+    score,
+    source_images,
+)
 from rewards.judges.base import Judge, Question
 from rewards.judges.local import Local, LocalJudge
+from rewards.judges.own import OwnModel
 from rewards.judges.served import Served
 from rewards.judges.template import Combine, Template, TemplateQuestion, Unparsed, combined, load_template
 from rewards.judges.wording import with_wording
@@ -76,6 +91,8 @@ class AskingSettings(TypedDict, total=False):
     retries: int
     frames: int
     wording: str | None
+    meta: Reward | None
+    keep: int
 
 
 class Asking:
@@ -84,20 +101,23 @@ class Asking:
     Args:
         template: name of a shipped template or path of a YAML file, which says what a sample is; see
             `rewards.judges.template`.
-        judge: where the model is, local or served.
+        judge: where the model is, local or served, or `{own: true}`: the language model in training.
         samples: replies to average, drawn at `temperature`.
         max_tokens: largest length of a reply.
         retries: further replies drawn where one cannot be parsed.
         frames: number of frames of a video that the judge sees.
         wording: the Python file of the authors in which the template's questions stand; their words take the place of
             ours, and nothing in it is run.
+        meta: a reward of texts that scores each of `samples` replies to its question; only the `keep` best are averaged
+            (the meta reward model of SPCT, arXiv 2504.02495, such as `text_score`).
+        keep: replies that are averaged with `meta`.
         both_orders: ask comparisons of two pictures in both orders.
     """
 
     def __init__(
         self,
         template: str,
-        judge: Local | Served,
+        judge: Local | Served | OwnModel,
         name: str | None = None,
         samples: int = 1,
         temperature: float = 0.0,
@@ -106,20 +126,31 @@ class Asking:
         frames: int = 8,
         wording: str | None = None,
         both_orders: bool = True,
+        meta: Reward | None = None,
+        keep: int = 1,
     ) -> None:
+        if meta is not None and not 1 <= keep <= samples:
+            raise ValueError(f"keep: from 1 to the {samples} samples that `meta` chooses from")
         if samples > 1 and temperature <= 0:
             raise ValueError(f"{samples} samples at temperature 0 are all the same; set temperature, e.g. 0.7")
         self.template: Template = load_template(template)
         if wording is not None:
             self.template = with_wording(self.template, Path(wording))
         self.name = name or self.template.name
-        self.judge: Judge = judge.build(self.name) if isinstance(judge, Local | Served) else judge
+        self.judge: Judge = judge.build(self.name) if isinstance(judge, Local | Served | OwnModel) else judge
         self.usage = usage_of(self.name)
         self.samples, self.temperature, self.max_tokens = samples, temperature, max_tokens
         self.retries, self.frames, self.both_orders = retries, frames, both_orders
-        self.deterministic = temperature <= 0
+        self.meta: Reward | None = None if meta is None else as_reward(meta)
+        self.keep = keep
+        self.deterministic = temperature <= 0 and not isinstance(judge, OwnModel)
         self.draw = 0
         """Number of the draw; replies at a temperature are others in another one."""
+
+    def bind(self, model: Any) -> None:
+        """Hand the model in training to a judge that is this model."""
+        bind(self.judge, model)
+        bind(self.meta, model)
 
     def ask(self, shown: list[dict[str, Any]], prompts: Sequence[str], metadata: Metadata) -> Answers:
         """Verdicts of N samples; `shown` has the pictures or texts of each under their names in the template."""
@@ -179,11 +210,12 @@ class Asking:
             return [None if chance is None else (chance[0], {}) for chance in chances], [], ""
         if self.template.answer == "echo":
             return [(value, {}) for value in self.judge.echo(questions, prompts)], [], ""
-        rounds = []
+        rounds, last = [], []
         example = ""
         written: list[list[str]] = [[] for _ in questions]
         for sample in range(self.samples):
             read: list[Verdict] = [None] * len(questions)
+            said = [""] * len(questions)
             for attempt in range(self.retries + 1):
                 left = [i for i, verdict in enumerate(read) if verdict is None]
                 if not left:
@@ -196,10 +228,29 @@ class Asking:
                 for i, reply in zip(left, replies, strict=True):
                     read[i] = self._read(question, reply)
                     written[i].append(reply)
+                    said[i] = reply
                     example = reply if read[i] is None else example
             rounds.append(read)
+            last.append(said)
         texts = ["\n\n".join(replies) for replies in written]
+        if self.meta is not None:
+            rounds = self._vetted(self.meta, questions, rounds, last)
         return [_average([read[i] for read in rounds]) for i in range(len(questions))], texts, example
+
+    def _vetted(
+        self, meta: Reward, questions: list[Question], rounds: list[list[Verdict]], replies: list[list[str]]
+    ) -> list[list[Verdict]]:
+        """The verdicts, without those that are not among the `keep` best of their question by the meta reward."""
+        asked = [question.text for question in questions]
+        columns = []
+        for said, read in zip(replies, rounds, strict=True):
+            values = score(meta, said, asked, [{}] * len(said)).value
+            columns.append(values.where(torch.tensor([verdict is not None for verdict in read]), -torch.inf))
+        best = torch.stack(columns).argsort(dim=0, descending=True, stable=True).argsort(dim=0) < self.keep
+        return [
+            [verdict if keep else None for verdict, keep in zip(read, row, strict=True)]
+            for read, row in zip(rounds, best.tolist(), strict=True)
+        ]
 
     def _read(self, question: TemplateQuestion, reply: str) -> Verdict:
         if self.template.answer == "winner":
@@ -225,7 +276,7 @@ class JudgeReward(Asking):
     def __init__(
         self,
         template: str,
-        judge: Local | Served,
+        judge: Local | Served | OwnModel,
         unparsed: Unparsed = "group_mean",
         **asking: Unpack[AskingSettings],
     ) -> None:
@@ -234,7 +285,9 @@ class JudgeReward(Asking):
             raise ValueError(f"template '{template}' compares two samples; {_name(self.template)} takes it")
         self.unparsed = unparsed
         # a local model's logits always hold the labels
-        always = self.template.answer == "echo" or (self.template.answer == "probability" and isinstance(judge, Local))
+        always = self.template.answer == "echo" or (
+            self.template.answer == "probability" and isinstance(judge, Local | OwnModel)
+        )
         self.kind: Kind = "pointwise" if always or unparsed != "group_mean" else "group"
 
     @property
@@ -294,7 +347,7 @@ class PairwiseJudgeReward(Asking):
     def __init__(
         self,
         template: str,
-        judge: Local | Served,
+        judge: Local | Served | OwnModel,
         both_orders: bool = False,
         **asking: Unpack[AskingSettings],
     ) -> None:

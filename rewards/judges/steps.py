@@ -7,9 +7,10 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from rewards.base import Metadata, Reward, Scores, Spec, Steps
+from rewards.base import Metadata, Reward, Scores, Spec, Steps, bind
 from rewards.judges.base import Judge, Question
 from rewards.judges.local import Local
+from rewards.judges.own import OwnModel
 from rewards.judges.reward import MOST_UNPARSED, Asking, AskingSettings
 from rewards.judges.served import Served
 from rewards.judges.template import load_template
@@ -51,7 +52,7 @@ class StepJudge:
     def __init__(
         self,
         template: str | list[str],
-        judge: Local | Served,
+        judge: Local | Served | OwnModel,
         weights: dict[str, float] | None = None,
         separator: str = LINES,
         **asking: Unpack[AskingSettings],
@@ -71,6 +72,11 @@ class StepJudge:
             raise ValueError(f"step_judge: no question is called '{unknown[0]}'; there are {', '.join(sorted(known))}")
         deterministic = all(each.deterministic for each in self.askers)
         self.spec = Spec(frozenset({"text", "prompt", "metadata"}), deterministic=deterministic)
+
+    def bind(self, model: Any) -> None:
+        """Hand the model in training to a judge that is this model."""
+        for each in self.askers:
+            bind(each, model)
 
     def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         cuts = [parts_of(text, self.separator) for text in samples]
@@ -141,7 +147,7 @@ class Subgoals:
 
     def __init__(
         self,
-        judge: Local | Served,
+        judge: Local | Served | OwnModel,
         template: str = "text_subgoals",
         most: int = 8,
         separator: str = LINES,
@@ -151,10 +157,14 @@ class Subgoals:
         self.questions = {question.name: question for question in self.template.questions}
         if self.template.answer != "probability" or self.questions.keys() != {"split", "reached"}:
             raise ValueError(f"template '{template}': subgoals asks for probabilities, in questions split and reached")
-        self.judge: Judge = judge.build(self.name) if isinstance(judge, Local | Served) else judge
+        self.judge: Judge = judge.build(self.name) if isinstance(judge, Local | Served | OwnModel) else judge
         self.most, self.separator, self.max_tokens = most, separator, max_tokens
         self.known: dict[str, list[str]] = {}
         """Subgoals by prompt."""
+
+    def bind(self, model: Any) -> None:
+        """Hand the model in training to a judge that is this model."""
+        bind(self.judge, model)
 
     def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         self._split([prompt for prompt in dict.fromkeys(prompts) if prompt not in self.known])

@@ -47,6 +47,8 @@ class CausalModel:
     sees_pictures = False
     snapshot: Callable[[str], contextlib.AbstractContextManager[None]] | None = None
     """Context in which the network has the weights of a named snapshot; None of a model that is not trained."""
+    processor: Any = None
+    """Processor of a model that sees pictures."""
 
     def __init__(
         self,
@@ -156,6 +158,39 @@ class CausalModel:
         ids = torch.tensor([row + [padding] * (width - len(row)) for row in rows], device=device)
         mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=device)
         return {"input_ids": ids, "attention_mask": mask}, [len(context) for context in contexts]
+
+    def continued(self, contexts: Sequence[list[int]], most: int, temperature: float = 0.0, seed: int = 0) -> list[str]:
+        """A continuation of each context, without special tokens; temperature 0 takes the most probable tokens.
+
+        Args:
+            contexts: token ids; none with pictures.
+            most: largest number of tokens of a continuation.
+        """
+        from rewards.judges.local import Gumbel
+
+        device, found = self.network.device, []
+        padding = self.tokenizer.eos_token_id if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id
+        for start in range(0, len(contexts), self.batch_size):
+            chunk = contexts[start : start + self.batch_size]
+            width = max(map(len, chunk))
+            ids = torch.tensor([[padding] * (width - len(row)) + row for row in chunk], device=device)
+            mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in chunk], device=device)
+            drawn = []
+            if temperature > 0:
+                # each batch starts anew, on a stream of its own
+                generator = torch.Generator(device).manual_seed(seed * 2**20 + start)
+                drawn = [Gumbel(temperature, generator)]
+            with torch.no_grad():
+                tokens = self.network.generate(
+                    input_ids=ids,
+                    attention_mask=mask,
+                    do_sample=False,
+                    max_new_tokens=most,
+                    logits_processor=drawn,
+                    pad_token_id=padding,
+                )
+            found += self.tokenizer.batch_decode(tokens[:, width:], skip_special_tokens=True)
+        return list(found)
 
     def log_probs(self, contexts: Sequence[Context], texts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
         """[N, A] log-probabilities of the texts' tokens after their contexts, padded on the right, and their mask."""

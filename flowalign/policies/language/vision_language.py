@@ -156,7 +156,7 @@ class PicturedModel(CausalModel):
 
     def __init__(self, policy: VisionLanguagePolicy) -> None:
         super().__init__(policy.network, policy.tokenizer)
-        self.policy, self.snapshot = policy, policy.snapshot
+        self.policy, self.snapshot, self.processor = policy, policy.snapshot, policy.processor
 
     def begin(self, prompt: str, record: Mapping[str, Any]) -> Context:
         return Pictured(prompt, self.policy.pictures([record])[0])

@@ -1,0 +1,60 @@
+"""Values of beginnings, against transformers' own generate and the chances of the next token."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rewards import score
+from rewards.text.answering import BeatsPlain, StepProgress
+from rewards.text.model import CausalModel
+from rewards.text.verifiers import ExactMatch
+
+DIGITS = r"(?<=\d)(?=\d)"
+PROMPTS, TEXTS = ["17+25=", "40-8=", "9+9="], ["42", "31", "18"]
+RECORDS = [{"answer": "42"}, {"answer": "32"}, {"answer": "18"}]
+
+
+def test_a_step_earns_what_it_adds_to_the_chance_of_a_right_answer(tiny_lm: str) -> None:
+    reward = StepProgress(ExactMatch(), tiny_lm, samples=1, most=5, temperature=0.0, size=0.5, separator=DIGITS)
+    made = score(reward, TEXTS, PROMPTS, RECORDS)
+    network, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_lm), AutoTokenizer.from_pretrained(tiny_lm)
+    assert made.steps is not None
+    for prompt, text, record, steps in zip(PROMPTS, TEXTS, RECORDS, made.steps, strict=True):
+        values = []
+        for end in range(len(text) + 1):
+            begun = tokenizer(prompt + text[:end], return_tensors="pt")
+            ids = network.generate(**begun, max_new_tokens=5, do_sample=False)[0]
+            ended = tokenizer.decode(ids, skip_special_tokens=True).removeprefix(prompt)
+            values.append(float(ended == record["answer"]))
+        right = float(text == record["answer"])
+        expected = [0.5 * (values[1] - values[0]), 0.5 * (values[2] - values[1]) + right]
+        assert [end for end, _ in steps] == [1, 2]
+        assert [value for _, value in steps] == pytest.approx(expected)
+    assert made.parts["outcome"].tolist() == [1, 0, 1]
+
+
+def test_the_value_of_a_beginning_is_the_chance_of_ending_well(tiny_lm: str, model: CausalModel) -> None:
+    reward = StepProgress(ExactMatch(), samples=32, most=1, separator=DIGITS)
+    reward.bind(model)
+    made = reward.values(["4", "1"], ["17+25=", "9+9="], [{"answer": "42"}, {"answer": "18"}])
+    for value, context, digit in zip(made.tolist(), ["17+25=4", "9+9=1"], ["2", "8"], strict=True):
+        begun = torch.tensor([model.begin(context, {})])
+        with torch.no_grad():
+            chance = model.network(begun).logits[0, -1].softmax(-1)[model.tokens(digit)[0]].item()
+        assert value == pytest.approx(chance, abs=4 * (chance * (1 - chance) / 32) ** 0.5 + 1e-6)
+    with pytest.raises(ValueError, match="samples: 1 works"):
+        StepProgress(ExactMatch(), samples=4, temperature=0.0)
+
+
+def test_a_text_counts_where_the_plain_answer_is_not_better(tiny_lm: str) -> None:
+    texts, prompts = ["42", "7", "18", "1", "32", "3"], ["17+25="] * 2 + ["9+9="] * 2 + ["40-8="] * 2
+    records = [{"answer": answer} for answer in ("42", "42", "0", "0", "32", "32")]
+    made = score(BeatsPlain(ExactMatch(), model=tiny_lm, most=5, ties=False), texts, prompts, records)
+    model = CausalModel.load(tiny_lm, "cpu")
+    asked = sorted(set(prompts))
+    plain = dict(zip(asked, model.continued([model.begin(prompt, {}) for prompt in asked], 5), strict=True))
+    for i, (text, prompt, record) in enumerate(zip(texts, prompts, records, strict=True)):
+        right, alone = text == record["answer"], plain[prompt] == record["answer"]
+        assert made.parts["plain"][i] == alone and made.value[i] == float(right and not alone)
+    again = score(BeatsPlain(ExactMatch(), model=tiny_lm, most=5), texts, prompts, records)
+    assert again.value.tolist() == again.parts["outcome"].tolist() == [1, 0, 0, 0, 1, 0]
