@@ -3,8 +3,8 @@
 Both trainers live in one process and take turns: after each of its own steps, a callback of TRL's runs one of ours.
 Either makes as many texts of as many sums, scores them by the same rule and makes one update of every weight in one
 batch; the learning rate is so small that the model, and so the length of its texts, stays what it was. A step's rollout
-is generation alone; its update is everything after texts, rewards and advantages are there. These are seconds of a clock;
-`processor` is the whole step's processor time, which other programs do not change much.
+is generation alone; its update is everything after texts, rewards and advantages are there. `processor` is the whole
+step's processor time, which other programs do not change much; the others are seconds of a clock.
 """
 
 import flowalign  # noqa: F401  before torch: it lets threads that wait sleep

@@ -72,8 +72,7 @@ class TextConfig(BaseConfig):
                 raise ConfigError("environment: turns are sampled by transformers; rollout.engine=trainside works")
         if self.rollout.continuous_batching and (self.model.images or self.rollout.engine.name != HERE):
             raise ConfigError(
-                "rollout.continuous_batching: works without pictures and by transformers; vLLM and SGLang do so anyway; "
-                "false works"
+                "rollout.continuous_batching: works without pictures and by transformers; servers do so anyway; false works"
             )
         if self.rollout.engine.inside:
             if self.model.images:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,16 +12,28 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from flowalign.errors import ConfigError
 from flowalign.policies.language.decoding import Decoding, entropy_of
-from flowalign.policies.language.head import instead_of_logits
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.token_sampler import draw, uniforms
 from flowalign.runs.progress import report
 
-if TYPE_CHECKING:
-    from flowalign.policies.language.policy import LanguagePolicy
-
 REFILL = 8
 """Prompts enter once this fraction (one of 8) of the rows is free, so that few network calls read prompts."""
+
+
+class Writer(Protocol):
+    """What a language policy has for it."""
+
+    network: Any
+    tokenizer: Any
+    forwards: int
+
+    @property
+    def ends(self) -> list[int]: ...
+
+    @property
+    def undrawn(self) -> list[int]: ...
+
+    def last_logits(self, **inputs: Any) -> Tensor: ...
 
 
 @dataclass
@@ -70,7 +82,7 @@ def keeps_keys_and_values(network: PreTrainedModel) -> bool:
 
 
 def generate_continuously(
-    policy: "LanguagePolicy",
+    policy: Writer,
     prompts: Sequence[str],
     inputs: dict[str, Tensor],
     seeds: Sequence[int],
@@ -150,7 +162,7 @@ def generate_continuously(
     )
 
 
-def _begin(policy: "LanguagePolicy", ids: Tensor, mask: Tensor, texts: Tensor) -> Playing:
+def _begin(policy: Writer, ids: Tensor, mask: Tensor, texts: Tensor) -> Playing:
     """These texts with their prompts read."""
     width = int(mask[texts].sum(1).max())
     ids, mask = ids[texts, -width:], mask[texts, -width:]
@@ -159,7 +171,7 @@ def _begin(policy: "LanguagePolicy", ids: Tensor, mask: Tensor, texts: Tensor) -
     return begun
 
 
-def _read(policy: "LanguagePolicy", playing: Playing) -> None:
+def _read(policy: Writer, playing: Playing) -> None:
     """Let the network read the tokens that are not in the cache yet, and predict the next one."""
     known = playing.cache.get_seq_length()
     positions = (playing.mask.cumsum(1) - 1).clamp(min=0)[:, known:]

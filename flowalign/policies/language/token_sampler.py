@@ -15,7 +15,7 @@ def uniforms(seeds: Sequence[int], length: int) -> Tensor:
 
 
 def draw(log_probs: Tensor, chance: Tensor, decoding: Decoding) -> Tensor:
-    """[B] tokens drawn from log-probabilities [B, V] by uniform numbers [B]; at temperature 0 the most probable ones."""
+    """[B] tokens drawn from log-probabilities [B, V] by uniform numbers [B]; at temperature 0 the likeliest ones."""
     if decoding.temperature == 0:
         return log_probs.argmax(-1)
     below = log_probs.exp().cumsum(-1)
