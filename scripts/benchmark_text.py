@@ -3,7 +3,8 @@
 Both trainers live in one process and take turns: after each of its own steps, a callback of TRL's runs one of ours.
 Either makes as many texts of as many sums, scores them by the same rule and makes one update of every weight in one
 batch; the learning rate is so small that the model, and so the length of its texts, stays what it was. A step's rollout
-is generation alone; its update is everything after texts, rewards and advantages are there.
+is generation alone; its update is everything after texts, rewards and advantages are there. `processor` is the whole
+step's processor time, which other programs do not change much; the others are seconds of a clock.
 """
 
 import flowalign  # noqa: F401  before torch: it lets threads that wait sleep
@@ -29,7 +30,7 @@ from flowalign.training import Trainer
 
 GROUP = 8
 RATE = 1e-7
-PARTS = ("step", "rollout", "update")
+PARTS = ("processor", "step", "rollout", "update")
 
 
 def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -133,15 +134,17 @@ def in_turns(theirs: Any, ours: Trainer, repeats: int) -> dict[str, dict[str, li
 
     class Turns(TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            self.begin = time.perf_counter()
+            self.begin, self.worked = time.perf_counter(), time.process_time()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            step = time.perf_counter() - self.begin
+            step, worked = time.perf_counter() - self.begin, time.process_time() - self.worked
             own = {"step": step, "rollout": spent["rollout"], "update": step - spent["experience"]}
-            begin = time.perf_counter()
+            own["processor"] = worked
+            begin, worked = time.perf_counter(), time.process_time()
             metrics = ours.iterate()
-            step = time.perf_counter() - begin
+            step, worked = time.perf_counter() - begin, time.process_time() - worked
             mine = {"step": step, "rollout": metrics["seconds/rollout"], "update": metrics["seconds/update"]}
+            mine["processor"] = worked
             # the first turn warms up
             if ours.iteration > 0:
                 for name, parts in (("trl", own), ("flowalign", mine)):

@@ -16,6 +16,9 @@ def size_of(record: Mapping[str, Any]) -> Size:
     Raises:
         ConfigError: a side is no whole number of at least 8 pixels.
     """
+    if "height" not in record and "width" not in record:
+        # nearly every line, and long lists are looked through in every iteration
+        return ()
     size = []
     for side in SIDES:
         if record.get(side) is None:

@@ -288,6 +288,12 @@ class TextSampling(SamplingSettings):
     """divides the logits of tokens that came before, where positive, and multiplies them, where negative"""
     batch_size: int = Field(64, ge=1)
     """texts a network call, each process"""
+    continuous_batching: bool = False
+    """Whether a text that ends gives its row of the batch to the next prompt, so that none waits for the longest."""
 
     def arguments(self) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in TextSampling.model_fields}
+        given = {key: getattr(self, key) for key in TextSampling.model_fields}
+        if not self.continuous_batching:
+            # it changes no text, so that it stands on no card where it is not asked for
+            del given["continuous_batching"]
+        return given

@@ -24,6 +24,7 @@ from transformers import (
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.base import TRAINED, Policy, repeated_blocks, torch_dtype
 from flowalign.policies.language.chat import Chat, ChatTemplate, asked, chat
+from flowalign.policies.language.continuous import generate_continuously
 from flowalign.policies.language.decoding import Decoding, entropy_of
 from flowalign.policies.language.head import RECOMPUTED, Head, Measure, gives_logits, instead_of_logits, token_scores
 from flowalign.policies.language.packing import packed, tells_texts_apart
@@ -147,8 +148,9 @@ class LanguagePolicy(Policy[TextRollout]):
         Raises:
             ConfigError: a prompt and `room` tokens after it are longer than the model's context.
         """
-        rows = [self.begin(prompt) for prompt in prompts]
-        return self.padded(rows, prompts, room)
+        # the members of a group have one prompt
+        begun = {id(prompt): self.begin(prompt) for prompt in {id(p): p for p in prompts}.values()}
+        return self.padded([begun[id(prompt)] for prompt in prompts], prompts, room)
 
     def begin(self, prompt: str) -> list[int]:
         """Token ids of a prompt as the model gets it; of an empty one what begins a text, or else what ends one."""
@@ -227,6 +229,7 @@ class LanguagePolicy(Policy[TextRollout]):
         *,
         max_new_tokens: int,
         batch_size: int = 64,
+        continuous_batching: bool = False,
         metadata: Sequence[Mapping[str, Any]] = (),
         **decoding: Any,
     ) -> TextRollout:
@@ -235,11 +238,16 @@ class LanguagePolicy(Policy[TextRollout]):
         Args:
             seeds: B seeds of the draws.
             max_new_tokens: where a completion without an end is cut.
+            continuous_batching: a completion that ends gives its row to the next prompt, by a loop in the place of
+                `generate`; the texts are the same. Not for pictures.
             metadata: metadata of the prompts; a model that sees pictures is shown its 'image'.
             decoding: fields of `Decoding`, such as temperature.
         """
         rule, prompts = Decoding(**decoding), asked(prompts, metadata)
         rollouts, pictures = [], self.pictures(metadata)
+        if continuous_batching:
+            inputs = self.prompt_inputs(prompts, pictures, max_new_tokens)
+            return generate_continuously(self, prompts, inputs, seeds, max_new_tokens, rule, batch_size)
         for i in range(0, len(prompts), batch_size):
             report(i, len(prompts))
             chunk = slice(i, i + batch_size)
@@ -290,6 +298,14 @@ class LanguagePolicy(Policy[TextRollout]):
             padding=self.tokenizer.pad_token_id,
             pictures=pictures,
         )
+
+    @torch.no_grad()
+    def last_logits(self, **inputs: Any) -> Tensor:
+        """[B, V] logits of the token that follows; no others are computed. `inputs` are the network's."""
+        network: Any = self._bare
+        with self._autocast(), instead_of_logits(network.get_output_embeddings(), _at_the_end):
+            logits: Tensor = network(**inputs).logits[:, -1]
+        return logits
 
     def log_probs(
         self, rollout: TextRollout, rows: Tensor, measure: Measure = entropy_of, with_gradient: bool = False
@@ -430,6 +446,10 @@ class LanguagePolicy(Policy[TextRollout]):
 def _last(name: str) -> str:
     """A module's own name, without the modules that it is in."""
     return name.rpartition(".")[2]
+
+
+def _at_the_end(hidden: Tensor, head: Head) -> Tensor:
+    return head(hidden[:, -1:])
 
 
 def _recomputed(forward: Callable[..., Any], *inputs: Any, **settings: Any) -> object:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flowalign.policies.language.chat import asked
+from flowalign.policies.language.continuous import generate_continuously
 from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout, right_padded
@@ -77,6 +78,7 @@ def continued(
     *,
     max_new_tokens: int,
     batch_size: int,
+    continuous_batching: bool = False,
     metadata: Sequence[Mapping[str, Any]] = (),
     **decoding: Any,
 ) -> TextRollout:
@@ -84,12 +86,16 @@ def continued(
 
     Args:
         max_new_tokens: largest length of the policy's part.
+        continuous_batching: as of `LanguagePolicy.sample`.
         metadata: metadata of the prompts, for models that see pictures.
         decoding: fields of `Decoding`.
     """
     rule, prompts = Decoding(**decoding), asked(prompts, metadata)
     rollouts, pictures = [], policy.pictures(metadata)
-    for i in range(0, len(prompts), batch_size):
+    if continuous_batching:
+        inputs = policy.continued_inputs(prompts, pictures, prefixes, max_new_tokens)
+        rollouts = [generate_continuously(policy, prompts, inputs, seeds, max_new_tokens, rule, batch_size)]
+    for i in range(0, 0 if continuous_batching else len(prompts), batch_size):
         chunk = slice(i, i + batch_size)
         shown = pictures[chunk]
         inputs = policy.continued_inputs(prompts[chunk], shown, prefixes[chunk], max_new_tokens)

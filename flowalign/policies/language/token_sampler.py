@@ -9,6 +9,21 @@ from transformers import LogitsProcessor
 from flowalign.policies.language.decoding import Decoding, entropy_of
 
 
+def uniforms(seeds: Sequence[int], length: int) -> Tensor:
+    """[B, length] random numbers in [0, 1), each row by its seed: one a token."""
+    return torch.stack([torch.rand(length, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+
+
+def draw(log_probs: Tensor, chance: Tensor, decoding: Decoding) -> Tensor:
+    """[B] tokens drawn from log-probabilities [B, V] by uniform numbers [B]; at temperature 0 the likeliest ones."""
+    if decoding.temperature == 0:
+        return log_probs.argmax(-1)
+    below = log_probs.exp().cumsum(-1)
+    # the last token of positive probability, where rounding leaves the draw above all
+    last = (log_probs > -torch.inf).cumsum(-1).argmax(-1)
+    return torch.searchsorted(below, chance[:, None] * below[:, -1:], right=True)[:, 0].minimum(last)
+
+
 class SeededSampler(LogitsProcessor):
     """Draws each row's next token with the row's own random numbers, and records how probable it was.
 
@@ -26,8 +41,7 @@ class SeededSampler(LogitsProcessor):
     def __init__(
         self, seeds: Sequence[int], length: int, decoding: Decoding, prompt_mask: Tensor, undrawn: Sequence[int] = ()
     ) -> None:
-        draws = [torch.rand(length, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-        self.draws = torch.stack(draws)
+        self.draws = uniforms(seeds, length)
         self.decoding, self.prompt_mask, self.undrawn = decoding, prompt_mask, undrawn
         self.log_prob: list[Tensor] = []
         self.entropy: list[Tensor] = []
@@ -38,14 +52,7 @@ class SeededSampler(LogitsProcessor):
             width = self.prompt_mask.shape[1]
             before = torch.cat([input_ids[:, :width].where(self.prompt_mask, -1), input_ids[:, width:]], 1)
         log_probs = self.decoding.log_probs(scores, before, undrawn=self.undrawn)
-        if self.decoding.temperature == 0:
-            token = log_probs.argmax(-1, keepdim=True)
-        else:
-            below = log_probs.exp().cumsum(-1)
-            draw = self.draws[:, len(self.log_prob), None].to(scores.device) * below[:, -1:]
-            # the last token of positive probability, where rounding leaves the draw above all
-            last = (log_probs > -torch.inf).cumsum(-1).argmax(-1, keepdim=True)
-            token = torch.searchsorted(below, draw, right=True).minimum(last)
+        token = draw(log_probs, self.draws[:, len(self.log_prob)].to(scores.device), self.decoding)[:, None]
         self.log_prob.append(log_probs.gather(-1, token)[:, 0])
         self.entropy.append(entropy_of(log_probs))
         return torch.full_like(scores, -torch.inf).scatter(-1, token, 0.0)

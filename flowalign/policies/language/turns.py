@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.environments import Answer, Environment
 from flowalign.policies.language.chat import chat
+from flowalign.policies.language.continuous import generate_continuously
 from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout, TurnTaken, right_padded
@@ -91,6 +92,7 @@ class AgentPolicy(LanguagePolicy):
         *,
         max_new_tokens: int,
         batch_size: int = 64,
+        continuous_batching: bool = False,
         metadata: Sequence[Mapping[str, Any]] = (),
         **decoding: Any,
     ) -> TextRollout:
@@ -98,6 +100,7 @@ class AgentPolicy(LanguagePolicy):
 
         Args:
             max_new_tokens: largest length of a turn.
+            continuous_batching: a turn that ends gives its row to the next episode's.
             metadata: metadata of the prompts, for the environment.
             decoding: fields of `Decoding`.
 
@@ -112,8 +115,9 @@ class AgentPolicy(LanguagePolicy):
         for turn in range(self.turns):
             report(turn, self.turns)
             playing = [each for each in episodes if not each.done and self._fits(each, max_new_tokens)]
-            for i in range(0, len(playing), batch_size):
-                self._take_turns(playing[i : i + batch_size], max_new_tokens, rule)
+            at_once = len(playing) if continuous_batching else batch_size
+            for i in range(0, len(playing), at_once):
+                self._take_turns(playing[i : i + at_once], max_new_tokens, rule, batch_size, continuous_batching)
         return self._rollout(episodes, rule)
 
     def _begin(self, prompt: str, record: Mapping[str, Any], seed: int) -> Episode:
@@ -127,14 +131,19 @@ class AgentPolicy(LanguagePolicy):
         context = getattr(self.network.config.get_text_config(), "max_position_embeddings", None)
         return context is None or len(episode.begun) + len(episode.tokens) + room <= context
 
-    def _take_turns(self, episodes: Sequence[Episode], length: int, decoding: Decoding) -> None:
+    def _take_turns(
+        self, episodes: Sequence[Episode], length: int, decoding: Decoding, size: int, continuous: bool
+    ) -> None:
         """Sample a turn of each, and have it answered."""
         prompts = [each.prompt for each in episodes]
         ids, mask = self.padded([each.begun + each.tokens for each in episodes], prompts, length)
         # the first turn is what a text without an environment would be
         seeds = [derive_seed(each.seed, len(each.taken)) if each.taken else each.seed for each in episodes]
         inputs = {"input_ids": ids, "attention_mask": mask.long()}
-        rollout = self.generate(prompts, inputs, seeds, length, decoding, [])
+        if continuous:
+            rollout = generate_continuously(self, prompts, inputs, seeds, length, decoding, size)
+        else:
+            rollout = self.generate(prompts, inputs, seeds, length, decoding, [])
         columns = (rollout.completion_ids, rollout.log_prob, rollout.entropy)
         for row, each in enumerate(episodes):
             drawn = rollout.mask[row]
