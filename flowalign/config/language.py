@@ -70,8 +70,11 @@ class TextConfig(BaseConfig):
                 raise ConfigError("environment: turns are taken with texts alone; model.images=false works")
             if self.rollout.engine.name != HERE:
                 raise ConfigError("environment: turns are sampled by transformers; rollout.engine=trainside works")
-        if self.rollout.continuous_batching and (self.model.images or self.rollout.engine.name != HERE):
-            raise ConfigError("rollout.continuous_batching: works by transformers and without pictures; false works")
+        for name, sampling in (("rollout", self.rollout), ("evaluation", self.evaluation)):
+            if sampling.continuous_batching and self.model.images:
+                raise ConfigError(f"{name}.continuous_batching: works without pictures; false works")
+        if self.rollout.continuous_batching and self.rollout.engine.name != HERE:
+            raise ConfigError("rollout.continuous_batching: works by transformers, not by servers; false works")
         if self.rollout.engine.inside:
             if self.model.images:
                 raise ConfigError("rollout.engine: vllm is given texts alone; transformers works with model.images")

@@ -129,6 +129,8 @@ class Asking:
         meta: Reward | None = None,
         keep: int = 1,
     ) -> None:
+        if meta is None and keep != 1:
+            raise ValueError("keep: chooses replies by `meta`, and there is none; leave it out")
         if meta is not None and not 1 <= keep <= samples:
             raise ValueError(f"keep: from 1 to the {samples} samples that `meta` chooses from")
         if samples > 1 and temperature <= 0:

@@ -98,11 +98,13 @@ def generate_continuously(
         inputs: `prompt_inputs` of all prompts.
 
     Raises:
-        ConfigError: the network remembers something else than keys and values.
+        ConfigError: the network remembers something else than keys and values, or a prompt shows pictures.
     """
+    if inputs.keys() - {"input_ids", "attention_mask"}:
+        raise ConfigError("continuous_batching: works without pictures; false works")
     if not keeps_keys_and_values(policy.network):
         raise ConfigError(
-            "rollout.continuous_batching: this network remembers more than keys and values of tokens; false works"
+            "continuous_batching: this network remembers more than keys and values of tokens; false works"
         )
     ids, prompt_mask = inputs["input_ids"], inputs["attention_mask"].bool()
     texts, device = len(prompts), ids.device

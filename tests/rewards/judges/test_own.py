@@ -85,3 +85,5 @@ def test_a_meta_reward_chooses_the_judgements_that_vote() -> None:
         assert made.item() == pytest.approx(sum((n - 1) / 9 for n in scores) / len(scores))
     with pytest.raises(ValueError, match="keep: from 1 to the 4 samples"):
         JudgeReward("text_principles", Scripted(), samples=4, temperature=1.0, meta=meta, keep=5)
+    with pytest.raises(ValueError, match="keep: chooses replies by `meta`, and there is none"):
+        JudgeReward("text_principles", Scripted(), samples=4, temperature=1.0, keep=2)

@@ -79,5 +79,8 @@ def test_what_it_does_not_do_is_said() -> None:
         LanguagePolicy(network, tokenizer()).sample(PROMPTS, [0] * 4, continuous_batching=True, **SAMPLING)
     engine = "rollout.engine={name: vllm, url: 'http://127.0.0.1:9'}"
     config = load(recipe("tiny_lm/grpo"), ["rollout.continuous_batching=true", engine])
-    with pytest.raises(ConfigError, match="continuous_batching: works by transformers"):
+    with pytest.raises(ConfigError, match="rollout.continuous_batching: works by transformers"):
         Trainer(config)
+    shown = load(recipe("tiny_vlm/judge"), ["evaluation.continuous_batching=true"])
+    with pytest.raises(ConfigError, match="evaluation.continuous_batching: works without pictures"):
+        shown.check(processes=1)

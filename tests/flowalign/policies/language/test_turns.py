@@ -98,6 +98,14 @@ def test_what_was_recorded_is_what_a_plain_forward_pass_says(padding: str) -> No
     assert len(lengths) > 1, "some games are won before others"
 
 
+def test_continuous_batching_plays_the_same_games() -> None:
+    own = policy()
+    waiting, refilled = played(own), played(own, continuous_batching=True)
+    for name in ("completion_ids", "mask", "present", "turn", "ended"):
+        assert torch.equal(getattr(refilled, name), getattr(waiting, name)), name
+    torch.testing.assert_close(refilled.log_prob, waiting.log_prob, atol=1e-5, rtol=0)
+
+
 def test_answers_stand_between_turns_and_were_not_sampled() -> None:
     own = policy()
     rollout = played(own)
