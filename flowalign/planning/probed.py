@@ -57,7 +57,7 @@ class Trial:
         return self.failure is None and (self.gain.low or 0) > 0
 
     def still(self, iterations: int) -> bool:
-        """Whether so many iterations, each as far as those of the trial, would surely change nothing to be seen."""
+        """Whether a run of this length would hardly change a sample, by the upper end of the distance moved."""
         return self.moved.ends[1] * iterations / self.iterations < STILL
 
     @property

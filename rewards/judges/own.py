@@ -1,4 +1,4 @@
-"""The model in training as the judge of its own texts."""
+"""A judge that is the language model in training."""
 
 import copy
 from collections.abc import Sequence

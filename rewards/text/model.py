@@ -177,7 +177,7 @@ class CausalModel:
             mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in chunk], device=device)
             drawn = []
             if temperature > 0:
-                # each batch starts anew, on a stream of its own
+                # each batch has its own stream of random numbers
                 generator = torch.Generator(device).manual_seed(seed * 2**20 + start)
                 drawn = [Gumbel(temperature, generator)]
             with torch.no_grad():

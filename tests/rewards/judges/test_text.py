@@ -129,3 +129,47 @@ def test_templates_of_texts_and_of_pictures_are_one_judges(template: str) -> Non
 def test_texts_are_not_judged_by_a_template_of_pictures(tiny_vlm: str) -> None:
     with pytest.raises(RewardError, match="scores pictures, but got a text"):
         score(JudgeReward("rubric", Local(tiny_vlm)), ["a text"], ["p"], [{}])
+
+
+REASONED = """<type> Reasoning </type>
+<solution> 6 * 7 is 42. A verdict would be <answer>[[B]]</answer> if A were wrong. </solution>
+<eval> <quote_A>It is 42</quote_A> agrees, <summary_B>says 41 and ends with [[B]]</summary_B> does not. </eval>
+<answer>[[A]]</answer>"""
+CHATTED = """<type>Chat</type>
+<rubric> Clarity (60%), warmth (40%) <justify> a question of taste </justify> </rubric>
+<eval> <summary_A>long</summary_A> <quote_B>short</quote_B> </eval>
+<answer>[[B]]</answer>"""
+
+
+class Replies:
+    """A judge that replies one after the other."""
+
+    def __init__(self, *replies: str) -> None:
+        self.replies = list(replies)
+
+    def reply(self, questions: Sequence[Question], temperature: float, max_tokens: int, seed: int) -> list[str]:
+        return [self.replies.pop(0) for _ in questions]
+
+
+def published_winner(reply: str) -> str:
+    """Which of two answers a reply prefers, by the end that RM-R1's system prompt (its Figure 3) asks for."""
+    (winner,) = re.findall(r"<answer>\[\[([AB])\]\]</answer>\s*$", reply)
+    return str(winner)
+
+
+@pytest.mark.parametrize("reply", [REASONED, CHATTED])
+def test_rm_r1s_replies_are_read_by_their_end(reply: str) -> None:
+    (question,) = load_template("text_pair_rubric").questions
+    assert all(f"<{tag}>" in question.ask for tag in ("type", "solution", "rubric", "justify", "eval", "answer"))
+    compared = PairwiseJudgeReward("text_pair_rubric", judged(Replies(reply)))
+    chance = compared.compare(["first"], ["second"], ["a task"], [{}]).value
+    assert chance.item() == (1.0 if published_winner(reply) == "A" else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("reply", "right"), [("x = 3. Verdict: 0, I thought, but it is 4.\nVerdict: 1", 1.0), ("It is 5.\nVerdict: 0", 0.0)]
+)
+def test_a_judge_that_solves_first_gives_libras_labels(reply: str, right: float) -> None:
+    """Libra Bench's labels are 1 for a right final answer and 0 for a wrong one."""
+    reward = JudgeReward("text_solution_first", judged(Replies(reply)), retries=0)
+    assert score(reward, ["it is 4"], ["2+2"], [{}]).value.tolist() == [right]
