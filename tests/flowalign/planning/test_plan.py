@@ -14,7 +14,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from flowalign.app.cli.main import main
 from flowalign.config import Weighted, load, recipe
 from flowalign.errors import ConfigError
-from flowalign.planning.fake_device import FakeDevice
 from flowalign.planning.plan import _plan, _rewards, advise, measure, memory_of, plan
 from flowalign.planning.published_pipelines import NAMES, PARTS, PIPELINES, network
 from flowalign.planning.resources import GIB, RunPlan
@@ -176,10 +175,10 @@ def test_a_rewards_gradient_takes_memory_of_the_vae(tmp_path: Path) -> None:
 
 
 def test_networks_of_published_sizes_have_their_parameters() -> None:
-    with FakeDevice():
-        for name, billions in BILLIONS.items():
-            count = sum(parameter.numel() for parameter in network(name).parameters())
-            assert count / 1e9 == pytest.approx(billions, rel=0.03), name
+    for name, billions in BILLIONS.items():
+        # on torch's device without values, where they are made several times as fast as on the fake one
+        count = sum(parameter.numel() for parameter in network(name).parameters())
+        assert count / 1e9 == pytest.approx(billions, rel=0.03), name
     assert set(NAMES.values()) == PIPELINES.keys()
     every = [described.components for described in PIPELINES.values()]
     assert {parts.get("transformer", parts.get("unet")) for parts in every} == BILLIONS.keys()

@@ -10,6 +10,7 @@ from rich.console import Console
 from flowalign.app import gallery
 from flowalign.app.cli import demo
 from flowalign.app.cli.main import main
+from flowalign.config import load
 from flowalign.data import ASSETS, Prompts
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
@@ -18,8 +19,15 @@ from flowalign.runs.metrics import MetricsFile
 TINY = ASSETS / "tiny_lm"
 
 
-def test_it_ends_on_a_gallery_of_the_pictures_that_were_measured(tmp_path: Path, monkeypatch) -> None:
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A picture a prompt is measured, and an iteration has eight; test_wheel.py runs the whole recipe."""
+    small = ["evaluation.samples_per_prompt=1", "training.prompts_per_iteration=2", "training.group_size=4"]
     monkeypatch.setattr(demo, "PICTURES", (1, 1))
+    monkeypatch.setattr(demo, "load", lambda path, overrides: load(path, [*overrides, *small]))
+
+
+def test_it_ends_on_a_gallery_of_the_pictures_that_were_measured(tmp_path: Path, short: None) -> None:
     console = Console(record=True, width=200)
     demo.run_demo(1, tmp_path / "demo.json", tmp_path / "runs", 1, console)
     (run,) = json.loads((tmp_path / "demo.json").read_text())["runs"]
@@ -38,8 +46,9 @@ def test_it_ends_on_a_gallery_of_the_pictures_that_were_measured(tmp_path: Path,
         assert sum(counting) / len(counting) == pytest.approx(run[f"strict_{when}"])
 
 
-def test_the_page_of_a_long_demo_follows_its_evaluations(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(demo, "PICTURES", (1, 1))
+def test_the_page_of_a_long_demo_follows_its_evaluations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: None
+) -> None:
     built: list[list[int]] = []
 
     def build(runs: list[Path], output: Path) -> Path:

@@ -471,18 +471,30 @@ def test_a_pipelines_folder_names_only_classes_of_diffusers_and_transformers(
     assert "antigravity" not in sys.modules
 
 
-@pytest.mark.parametrize(
-    "place", ["model_index.json", "scheduler/scheduler_config.json", "transformer/diffusion_pytorch_model.safetensors"]
-)
-def test_a_pipe_in_a_pipelines_folder_is_refused(foreign: Path, place: str) -> None:
+SAMPLES = """
+import sys
+from flowalign.app.cli.main import main
+for folder in sys.argv[1:]:
+    try:
+        main(["sample", folder, "a"])
+    except SystemExit as left:
+        print(left.code)
+"""
+
+
+def test_a_pipe_in_a_pipelines_folder_is_refused(foreign: Path) -> None:
     """In a process of its own, which waits for ever where it opens the pipe."""
-    folder = foreign / "pipeline"
-    shutil.copytree(shipped("tiny_sd3"), folder)
-    (folder / place).unlink()
-    os.mkfifo(folder / place)
-    command = [sys.executable, "-m", "flowalign", "sample", str(folder), "a"]
+    places = ["model_index.json", "scheduler/scheduler_config.json", "transformer/diffusion_pytorch_model.safetensors"]
+    folders = [foreign / f"pipeline{i}" for i in range(len(places))]
+    for folder, place in zip(folders, places, strict=True):
+        shutil.copytree(shipped("tiny_sd3"), folder)
+        (folder / place).unlink()
+        os.mkfifo(folder / place)
+    command = [sys.executable, "-c", SAMPLES, *map(str, folders)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert ended.returncode and f"{folder / place} is a pipe, a socket or a device" in ended.stderr
+    assert ended.stdout.split() == ["2"] * len(places), ended.stderr
+    for folder, place in zip(folders, places, strict=True):
+        assert f"{folder / place} is a pipe, a socket or a device" in ended.stderr
 
 
 def test_damaged_files_of_a_pipeline_are_one_line(foreign: Path, capsys: pytest.CaptureFixture[str]) -> None:
