@@ -34,10 +34,10 @@ FIRST = [ROOT / "README.md", ROOT / "docs/commands.md"]
 """Other pages look at runs that these train."""
 PAGES = [*FIRST, *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page not in FIRST)]
 NAMES = [page.name for page in PAGES]
-PROGRAMS = ("flowalign", "python", "accelerate", "torchrun", "make")
+PROGRAMS = ("flowalign", "python", "accelerate", "torchrun", "make", "pip")
 RECORD = """
 record() { printf '%s\\0' "$@"; printf '\\n\\0'; }
-for program in flowalign python accelerate torchrun make; do
+for program in flowalign python accelerate torchrun make pip; do
   eval "$program() { record $program \\"\\$@\\"; }"
 done
 grep() { :; }
@@ -171,6 +171,9 @@ def test_commands_and_their_options_exist(name: str, folder: Path, monkeypatch: 
                 check_script(words, monkeypatch)
             elif program == "make":
                 subprocess.run(["make", "-n", *words], cwd=ROOT, check=True, capture_output=True)
+            elif program == "pip":
+                # PyPI's flowalign is another project; with an extra, the installed one is taken
+                assert "flowalign" not in words and not {"-U", "--upgrade"} & set(words), told
         except (Exception, SystemExit) as error:
             raise AssertionError(f"{told}: {error}") from error
 

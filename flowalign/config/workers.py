@@ -35,7 +35,7 @@ class RolloutWorkers(Section):
         if [int(number) for number in version("ray").split(".")[:2]] < [2, 60]:
             raise ConfigError(
                 f"rollout.workers: Ray {version('ray')} lets in whoever reaches its ports; from 2.60 on it asks for a "
-                "token: pip install -U 'flowalign[ray]'"
+                "token: pip install -U 'ray>=2.60'"
             )
         if self.count > groups:
             raise ConfigError(
