@@ -1,7 +1,7 @@
 """The groups of one iteration: the batches to sample, and their samples."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from flowalign.config import BaseConfig
 from flowalign.data.batches import Batch
@@ -10,62 +10,41 @@ from flowalign.rollouts.scoring import Scored, Scorer
 from rewards import Scores
 
 
-class Workers(Protocol):
-    """Other processes that sample with the algorithm of the run, from given weights."""
-
-    def begin(self, parts: Sequence[Batch]) -> Sequence[Any]:
-        """Begin to sample these parts; return a task for each."""
-
-
 class Draw:
-    """The groups of a batch, as an iterator over its parts, whose number the run's settings give (`parts_of`).
+    """The groups of a batch, as an iterator over rounds of parts, whose number the run's settings give (`parts_of`).
 
     Args:
         sampler: samples the groups.
         scorer: scores the samples.
         batch: whole groups.
-        workers: other processes that sample the groups; None: this process does.
     """
 
-    def __init__(self, sampler: Sampler, scorer: Scorer, batch: Batch, workers: Workers | None = None) -> None:
-        self.sampler, self.scorer, self.batch, self.workers = sampler, scorer, batch, workers
+    def __init__(self, sampler: Sampler, scorer: Scorer, batch: Batch) -> None:
+        self.sampler, self.scorer, self.batch = sampler, scorer, batch
         self.parts = parts_of(sampler.config)
-        self._begun: list[tuple[Batch, Any]] = []
         self._parts: list[tuple[Any, Batch, Scored | None]] = []
 
-    def begin(self) -> None:
-        """Let the workers begin to sample the parts."""
-        self._begun = self._shared(self.batch)
-
-    def __iter__(self) -> Iterator[tuple[Batch, Any]]:
-        """Yield the parts, each with the task of the worker that samples it. Samples of an earlier attempt, which ran
-        out of memory, are dropped."""
+    def __iter__(self) -> Iterator[Sequence[Batch]]:
+        """Yield the parts to sample, round by round; a plain draw has one round. Samples of an earlier attempt, which
+        ran out of memory, are dropped."""
         self._parts = []
-        yield from self._split(self.batch)
+        yield self.split(self.batch)
 
-    def _shared(self, batch: Batch) -> list[tuple[Batch, Any]]:
-        """The parts of a batch, each with the task of the worker that has begun to sample it."""
-        parts = batch.split(min(self.parts, len(set(batch.group))))
-        tasks: Sequence[Any] = [None] * len(parts) if self.workers is None else self.workers.begin(parts)
-        return list(zip(parts, tasks, strict=True))
-
-    def _split(self, batch: Batch) -> Iterator[tuple[Batch, Any]]:
-        begun, self._begun = self._begun or self._shared(batch), []
-        for part in begun:
-            yield part
-            for _, _, scored in self._parts:
-                if scored is not None and scored.done():
-                    # raises if scoring failed, so that no further part is sampled
-                    scored.result()
+    def split(self, batch: Batch) -> Sequence[Batch]:
+        """The parts in which a batch is sampled."""
+        return batch.split(min(self.parts, len(set(batch.group))))
 
     def put(self, rollout: Any, batch: Batch, scored: Scored | None) -> None:
-        """Add the samples of the last part.
+        """Add the samples of a part. Raises if scoring of an earlier one failed, so that no further part is sampled.
 
         Args:
             batch: the rollout's samples; an algorithm that branches makes several groups of a prompt.
             scored: their scores to come; None if they are not scored.
         """
         self._parts.append((None if rollout is None else self.sampler.stored(rollout), batch, scored))
+        for _, _, earlier in self._parts:
+            if earlier is not None and earlier.done():
+                earlier.result()
 
     def whole(self) -> Sampled[Any, Any]:
         """All samples since the last call, with their scores, as one."""

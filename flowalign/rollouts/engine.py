@@ -1,6 +1,6 @@
 """What samples the parts of an iteration: one interface, `generate`, for this process, workers and servers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -43,6 +43,10 @@ class Task(Protocol):
 
     def result(self) -> Generated:
         """Wait for the samples."""
+
+
+Generate = Callable[[Sequence[Batch]], Sequence[Task]]
+"""Begins to sample parts, with weights that are settled; returns a task for each."""
 
 
 class RolloutEngine(Protocol):

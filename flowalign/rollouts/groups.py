@@ -2,7 +2,7 @@
 
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from flowalign.data import Prompts
 from flowalign.data.batches import Batch, draw_batch, draw_groups
 from flowalign.data.selection.base import Selection
 from flowalign.data.selection.replay import Replay, StoredGroup
-from flowalign.rollouts.draw import Draw, Workers
+from flowalign.rollouts.draw import Draw
 from flowalign.rollouts.processes import Processes
 from flowalign.rollouts.sampler import Sampled, Sampler
 from flowalign.rollouts.scoring import Scorer
@@ -72,11 +72,10 @@ class Groups:
         picks = [selection.picks(self.prompts, i, count, self.seed)[share] for i in range(self.next, self.next + AHEAD)]
         return [self.prompts.texts[pick] for pick in itertools.chain.from_iterable(picks)]
 
-    def draw(self, iteration: int, workers: Workers | None = None, picks: list[int] | None = None) -> Draw:
+    def draw(self, iteration: int, picks: list[int] | None = None) -> Draw:
         """This process's part of an iteration's groups.
 
         Args:
-            workers: other processes that sample them; None: this process does.
             picks: numbers of the prompts; default `picks`.
         """
         processes = self.processes
@@ -93,8 +92,8 @@ class Groups:
             picks,
         )
         if self.dynamic is None and self.replay is None:
-            return Draw(self.sampler, self.scorer, batch, workers)
-        return RefilledDraw(self, batch, picks, workers)
+            return Draw(self.sampler, self.scorer, batch)
+        return RefilledDraw(self, batch, picks)
 
     def learn(self, batch: Batch, reward: Tensor, gain: Tensor) -> None:
         """Tell the selection the mean rewards and advantages of an iteration's prompts, over all processes.
@@ -141,13 +140,13 @@ class RefilledDraw(Draw):
         picks: number of the prompt in every slot, over all processes.
     """
 
-    def __init__(self, groups: Groups, batch: Batch, picks: list[int], workers: Workers | None = None) -> None:
-        super().__init__(groups.sampler, groups.scorer, batch, workers)
+    def __init__(self, groups: Groups, batch: Batch, picks: list[int]) -> None:
+        super().__init__(groups.sampler, groups.scorer, batch)
         self.groups, self.processes, self.first_picks = groups, groups.processes, picks
         self.current: dict[int, tuple[Sampled[Any, Any], int]]
         """Groups in each slot of this process: the samples that they are in, and the number of the prompt there."""
 
-    def __iter__(self) -> Iterator[tuple[Batch, Any]]:
+    def __iter__(self) -> Iterator[Sequence[Batch]]:
         groups, dynamic, iteration = self.groups, self.groups.dynamic, self.batch.iteration
         self.picks, self.current = list(self.first_picks), {}
         yield from super().__iter__()
@@ -166,7 +165,7 @@ class RefilledDraw(Draw):
                 self.picks[slot] = pick
             local = {slot: self.picks[slot] for slot in poor if slot in self.current}
             if local:
-                yield from self._split(
+                yield self.split(
                     draw_groups(
                         groups.prompts, iteration, local, groups.size, groups.seed, groups.shares_start_noise, round
                     )

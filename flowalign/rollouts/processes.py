@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from flowalign.policies.settings import ContextParallel
+from samplers import derive_seed
 
 T = TypeVar("T")
 
@@ -41,6 +42,10 @@ class Processes:
     def device(self) -> torch.device:
         """The device of this process."""
         return self.accelerator.device
+
+    def seed(self, seed: int, iteration: int) -> None:
+        """Seed torch for an iteration: a resumed run draws the same numbers as one without the interruption."""
+        torch.manual_seed(derive_seed(seed, iteration, self.row))
 
     @contextmanager
     def alone(self) -> Iterator[None]:

@@ -50,6 +50,8 @@ class Scorer:
         """Number of samples that this process has had scored."""
         self.learning = learning(reward)
         """Rewards that go on learning during the run."""
+        self._to_learn: list[tuple[Sequence[Any], Batch]] = []
+        """This iteration's samples, for rewards that learn."""
         self.extremes: Extremes | None = None
         """The best and the worst samples of an iteration that people look at; None in other iterations."""
         # drop the counts of earlier work in this process
@@ -63,9 +65,15 @@ class Scorer:
             yield
         self.calls = calls
 
-    def look(self, closely: bool) -> None:
-        """Begin or stop to keep the best and the worst samples for people."""
-        self.extremes = Extremes() if closely else None
+    def begin(self, shown: bool) -> None:
+        """Begin an iteration, or another attempt at it; its best and worst samples are kept if people look at them."""
+        self._to_learn = []
+        self.extremes = Extremes() if shown else None
+
+    def keep(self, samples: Sequence[Any], batch: Batch) -> None:
+        """Keep samples of the iteration for the rewards that learn, if there are any."""
+        if self.learning:
+            self._to_learn.append((samples, batch))
 
     def metadata(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:
         """Metadata for rewards of samples of these rows: the prompt's, the group, and the start noise's seed."""
@@ -95,17 +103,13 @@ class Scorer:
             self.extremes.offer([seen(sample) for sample in samples], prompts, metadata, scores)
         return scores
 
-    def learn(self, scored: Sequence[tuple[Sequence[Any], Batch]]) -> dict[str, float]:
-        """Let the rewards that learn do so, from the samples of an iteration; all processes call this together.
-
-        Args:
-            scored: this process's samples, each list with its batch.
-        """
+    def learn(self) -> dict[str, float]:
+        """Let the rewards that learn do so, from the samples of the iteration; all processes call this together."""
         if not self.learning:
             return {}
         rows = [
             (sample, prompt, record)
-            for samples, batch in scored
+            for samples, batch in self._to_learn
             for sample, prompt, record in zip(
                 samples, batch.prompts, self.metadata(batch, range(len(batch))), strict=True
             )

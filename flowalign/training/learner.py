@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -129,8 +130,9 @@ class Learner(Optimization):
             progress: share of the training so far, for the learning rate's schedule.
 
         Returns:
-            means of the updates' metrics, over all processes, without the updates that were skipped.
+            means of the updates' metrics, over all processes, without the updates that were skipped; and the seconds.
         """
+        begin = time.perf_counter()
         sums: dict[str, list[Tensor]] = defaultdict(list)
         skipped = 0
         updates = iteration * self.config.training.updates
@@ -155,7 +157,7 @@ class Learner(Optimization):
         if skipped:
             metrics["policy/skipped_updates"] = skipped
         self._warn_if_idle(experience, experience.metrics | metrics, iteration)
-        return metrics | mismatch | {"learning_rate": rate}
+        return metrics | mismatch | {"learning_rate": rate, "seconds/update": time.perf_counter() - begin}
 
     def mismatch(self, experience: Experience, chunks: Sequence[Tensor]) -> dict[str, float]:
         """Difference of log-probabilities between a replay before any update and the sampling.

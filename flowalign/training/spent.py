@@ -1,5 +1,9 @@
 """Seconds, forwards and reward calls of a run, which its budget limits."""
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from flowalign.config import BaseConfig
@@ -19,6 +23,13 @@ class Spent:
         self.training, self.policy, self.scorer, self.processes = config.training, policy, scorer, scorer.processes
         self.seconds = 0.0
         """Seconds that iterations took so far."""
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Context whose seconds are added."""
+        begin = time.perf_counter()
+        yield
+        self.seconds += time.perf_counter() - begin
 
     def counts(self) -> dict[str, int]:
         """`forwards` and `reward_calls` of all processes so far; the processes call this together."""

@@ -1,24 +1,20 @@
 """The training loop: collect experience, update, measure, save; the same for every algorithm."""
 
-import time
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import torch
 
 from flowalign.algorithms.base import Experience
 from flowalign.config import BaseConfig
-from flowalign.data.batches import Batch
 from flowalign.evaluation.scores import Evaluated
 from flowalign.policies.base import Policy
 from flowalign.rollouts.audit import audit
 from flowalign.rollouts.draw import Draw
+from flowalign.rollouts.engine import Generate
 from flowalign.rollouts.saved import SavedRollouts
 from flowalign.runs.metrics import MetricsFile
 from flowalign.runs.result import Result
 from flowalign.training.assembly import assemble
 from flowalign.training.bar import Bar
-from flowalign.training.engines.trainside import Here
+from flowalign.training.engines.trainside import Trainside
 from flowalign.training.evaluator import Evaluator
 from flowalign.training.health import Health
 from flowalign.training.saving import Saving
@@ -27,7 +23,6 @@ from flowalign.training.spent import Spent
 from flowalign.training.supervision import Supervision
 from flowalign.training.tracking import begin_tracking, show_extremes
 from rewards import Reward, advance
-from samplers import derive_seed
 
 
 class Trainer:
@@ -46,7 +41,7 @@ class Trainer:
 
     def __init__(
         self,
-        config: BaseConfig | dict[str, Any],
+        config: BaseConfig | dict[str, object],
         policy: Policy | None = None,
         reward: Reward | Callable[..., Sequence[float]] | None = None,
         resume: bool = False,
@@ -70,8 +65,6 @@ class Trainer:
         self.spent = Spent(self.config, self.policy, self.scorer)
         self.saving = Saving(components, self.spent)
         self.rollouts = SavedRollouts(self.config, self.folder, self.processes)
-        self.scored: list[tuple[Sequence[Any], Batch]] = []
-        """This iteration's samples, for rewards that learn."""
         self.iteration = 0
         self.resumed = components.checkpoint is not None
         """True if the run continues from a checkpoint."""
@@ -111,9 +104,8 @@ class Trainer:
         progress = self.progress()
         while progress < 1 and not self.evaluator.ends():
             self.supervision.leave_if_asked(self.iteration, self._save_once)
-            begin = time.perf_counter()
-            metrics = self.iterate()
-            self.spent.seconds += time.perf_counter() - begin
+            with self.spent.counted():
+                metrics = self.iterate()
             self.iteration += 1
             progress = self.progress()
             last = progress >= 1
@@ -146,35 +138,39 @@ class Trainer:
         if outcome is not None:
             self.groups.learn(experience.batch, *outcome)
         self._at("update")
-        begin = time.perf_counter()
-        metrics = experience.metrics | self.learner.learn(experience, self.iteration, progress)
-        metrics["seconds/update"] = time.perf_counter() - begin
-        metrics |= self.scorer.learn(self.scored)
+        metrics = experience.metrics | self.learner.learn(experience, self.iteration, progress) | self.scorer.learn()
         return metrics | self.engine.measured() | self.spent.counts() | self.scorer.judged()
 
     def experience(self) -> Experience:
         """Sample and score the groups of this iteration, and record them; the weights stay as they are."""
-        progress = self._begin()
+        state = {"progress": self._begin(), "updates": self.algorithm.updates} | self.sampler.state()
         with self.learner.sampling():
-            groups = self._groups(progress)
+            begun = self.ahead.next(self.iteration, self.learner.parameters, state)
             # repeated from the start if an attempt ran out of memory
-            return self.supervision.while_it_fits(lambda: self.collect(groups))
+            return self.supervision.while_it_fits(lambda: self.collect(begun.draw, begun.generate))
 
-    def collect(self, groups: Draw) -> Experience:
-        """Experience of these groups: each part is sampled, and scored during the next one; then all are recorded."""
+    def collect(self, groups: Draw, generate: Generate | None = None) -> Experience:
+        """Experience of these groups: each part is sampled, and scored during the next one; then all are recorded.
+
+        Args:
+            generate: begins to sample parts; default this process samples them.
+        """
         algorithm, sampler, scorer = self.algorithm, self.sampler, self.scorer
-        sampler.metrics, sampler.shown, self.scored = {}, self._looking(), []
-        scorer.look(sampler.shown)
+        generate = generate or Trainside(algorithm, sampler).generate
+        sampler.metrics, sampler.shown = {}, self._looking()
+        scorer.begin(sampler.shown)
         with Scoring(threaded=groups.parts > 1) as scoring:
-            for part, task in groups:
-                self.bar.phase("sampling")
-                task = task or Here(algorithm=algorithm, sampler=sampler, part=part)
-                rollout, batch, finished = task.result()
-                self.bar.phase("scoring")
-                if finished is not None and scorer.learning:
-                    self.scored.append((finished, batch))
-                scored = None if finished is None else scoring.submit(algorithm.score, scorer, finished, batch)
-                groups.put(rollout, batch, scored)
+            # a second round and later ones replace groups from which nothing is learned
+            for parts in groups:
+                for task in generate(parts):
+                    self.bar.phase("sampling")
+                    rollout, batch, samples = task.result()
+                    self.bar.phase("scoring")
+                    if samples is None:
+                        groups.put(rollout, batch, None)
+                        continue
+                    scorer.keep(samples, batch)
+                    groups.put(rollout, batch, scoring.submit(algorithm.score, scorer, samples, batch))
             sampled = groups.whole()
         sampled.metrics |= scoring.seconds | audit(sampled, self.processes, "whole" in algorithm.combines)
         self.rollouts.save(sampled)
@@ -186,8 +182,7 @@ class Trainer:
     def _begin(self) -> float:
         """Prepare all parts for an iteration; return the progress of training."""
         training = self.config.training
-        # stateless randomness: a resumed iteration draws the same numbers as without the interruption
-        torch.manual_seed(derive_seed(training.seed, self.iteration, self.processes.row))
+        self.processes.seed(training.seed, self.iteration)
         progress = self.progress()
         self.algorithm.progress(progress)
         self.algorithm.updates = self.iteration * training.updates
@@ -198,11 +193,6 @@ class Trainer:
     def _at(self, phase: str) -> None:
         self.supervision.at(self.iteration, phase)
         self.bar.phase(phase)
-
-    def _groups(self, progress: float) -> Draw:
-        """The groups of this iteration, which the engine has begun to sample."""
-        state = {"progress": progress, "updates": self.algorithm.updates} | self.sampler.state()
-        return self.ahead.next(self.iteration, self.learner.parameters, state)
 
     def progress(self) -> float:
         """Progress of training in [0, 1]: the share of the iterations or of the budget, whichever is larger."""
@@ -245,8 +235,7 @@ class Trainer:
             self.accelerator.log(metrics, step=self.iteration)
         if self.scorer.extremes is not None:
             show_extremes(self.accelerator, self.scorer.extremes, self.iteration)
-            self.scorer.look(False)
-            self.sampler.shown = False
+            self.scorer.extremes, self.sampler.shown = None, False
 
     def _looking(self) -> bool:
         """True if the trackers show samples of the next iteration."""

@@ -2,7 +2,8 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -12,23 +13,22 @@ from flowalign.rollouts.engine import RolloutEngine, SamplingWeights, SentWeight
 from flowalign.rollouts.groups import Groups
 
 
-class EngineWithWeights(NamedTuple):
-    """The engine together with the weights to sample with: the `Workers` of a draw."""
-
-    engine: RolloutEngine
-    published: SentWeights
-
-    def begin(self, parts: Sequence[Batch]) -> Sequence[Task]:
-        return self.engine.generate(parts, self.published)
-
-
-class Begun(NamedTuple):
+@dataclass(kw_only=True)
+class Begun:
     """An iteration that the engine has begun to sample."""
 
     draw: Draw
+    engine: RolloutEngine
     published: SentWeights
     picks: list[int]
     """Numbers of the prompts of all processes."""
+    tasks: Sequence[Task]
+    """Tasks of the first round of parts, until they are asked for."""
+
+    def generate(self, parts: Sequence[Batch]) -> Sequence[Task]:
+        """The tasks of these parts: those that were begun before, or new ones with the same weights."""
+        tasks, self.tasks = self.tasks, ()
+        return tasks or self.engine.generate(parts, self.published)
 
 
 class Ahead:
@@ -45,8 +45,8 @@ class Ahead:
         self.engine, self.groups, self.staleness, self.iterations = engine, groups, staleness, iterations
         self.begun: deque[Begun] = deque()
 
-    def next(self, first: int, parameters: Mapping[str, Tensor], state: dict[str, Any]) -> Draw:
-        """The groups of an iteration; later ones begin with the weights before it.
+    def next(self, first: int, parameters: Mapping[str, Tensor], state: dict[str, Any]) -> Begun:
+        """An iteration's groups and their tasks; later iterations begin with the weights before it.
 
         Args:
             first: number of the iteration.
@@ -57,25 +57,25 @@ class Ahead:
         last = max(first, min(first + self.staleness, self.iterations - 1))
         for iteration in range(first + len(self.begun), last + 1):
             self._begin(iteration, published, self.groups.picks(iteration))
-        return self.begun.popleft().draw
+        return self.begun.popleft()
 
     def _begin(self, iteration: int, published: SentWeights, picks: list[int]) -> None:
-        draw = self.groups.draw(iteration, EngineWithWeights(self.engine, published), picks)
-        draw.begin()
-        self.begun.append(Begun(draw, published, picks))
+        draw = self.groups.draw(iteration, picks)
+        tasks = self.engine.generate(draw.split(draw.batch), published)
+        self.begun.append(Begun(draw=draw, engine=self.engine, published=published, picks=picks, tasks=tasks))
 
     # In a checkpoint: iterations that were begun, to begin them again with the weights of that time
 
     def state(self) -> tuple[dict[str, dict[str, Tensor]], list[dict[str, Any]]]:
         """Tensors by file, and JSON."""
         tensors, lines = {}, []
-        for draw, published, picks in self.begun:
-            weights = published.weights
+        for begun in self.begun:
+            weights = begun.published.weights
             tensors[f"sampling_{weights.iteration}"] = weights.tensors
             lines.append(
                 {
-                    "iteration": draw.batch.iteration,
-                    "picks": picks,
+                    "iteration": begun.draw.batch.iteration,
+                    "picks": begun.picks,
                     "weights": weights.iteration,
                     "rest": weights.rest,
                 }

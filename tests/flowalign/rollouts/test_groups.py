@@ -53,7 +53,7 @@ def step(run: Trainer) -> Any:
     """One iteration, and the experience it learned from."""
     kept = []
     collect = run.collect
-    run.collect = lambda groups: kept.append(collect(groups)) or kept[-1]  # type: ignore
+    run.collect = lambda *given: kept.append(collect(*given)) or kept[-1]  # type: ignore
     metrics = run.iterate()
     run.collect = collect  # type: ignore[method-assign]
     run.iteration += 1

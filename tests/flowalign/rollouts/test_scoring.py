@@ -1,5 +1,6 @@
 """Overlap keeps the order and the numbers, and hides the time."""
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -26,12 +27,12 @@ from tests.flowalign.small_run import COLLECTING, small_run
 class Parts(Draw):
     """Eight parts of one sample each, without a run."""
 
-    parts, workers = 8, None
+    parts = 8
 
     def __init__(self) -> None:
         # which only leaves rollouts where they are
         self.sampler = Sampler(None, None)  # type: ignore[arg-type]
-        self._begun, self._parts = [], []
+        self._parts = []
         rows = list(range(8))
         self.batch = Batch(
             prompts=["a red circle"] * 8,
@@ -45,7 +46,7 @@ class Parts(Draw):
 
     def walk(self, sample: Callable[[int], Any], score: Callable[[Any], Scores]) -> list[float]:
         with Scoring(threaded=True) as scoring:
-            for batch, _ in self:
+            for batch in itertools.chain.from_iterable(self):
                 rollout = sample(batch.group[0])
                 self.put(rollout, batch, scoring.submit(score, rollout))
             values = [float(scored.result().value) for _, _, scored in self._parts]
