@@ -60,35 +60,7 @@ def records(
     Raises:
         ConfigError: nothing there, or something that is no prompt; names the file and its line or row.
     """
-    path = located(source)
-    rows: Rows
-    if os.path.isfile(path):
-        if split or subset:
-            raise ConfigError(f"{path} is a file and has no split or subset; only data sets have them")
-        suffix = path.suffix.lower()
-        if suffix == ".jsonl":
-            rows = _json_lines(path)
-        elif suffix == ".parquet":
-            rows = _parquet(path)
-        elif suffix in TABLES:
-            rows = _table(path, TABLES[suffix])
-        elif suffix != ".txt":
-            raise ConfigError(f"{path}: prompts are read from {_either(SUFFIXES)} files, and from data sets")
-        else:
-            rows = ((place, {column: line}) for place, line in _lines(path))
-    elif os.path.isdir(path) and _is_captioned(path):
-        if split or subset:
-            raise ConfigError(f"{path} is a folder of pictures and has no split or subset; only data sets have them")
-        rows = _captioned(path, column)
-    elif is_data_set(source):
-        rows = _data_set(source, split or "train", subset)
-    else:
-        shipped = [path.stem for path in (ASSETS / "prompts").glob("*.jsonl")]
-        raise ConfigError(
-            f"no prompts at '{source}'; give a {_either(SUFFIXES)} file, a data set of the "
-            f"hub (owner/name), or a shipped list: {nearest(source, shipped)}"
-        )
-    for place, record in rows:
+    for place, record in _rows_of(source, column, split, subset):
         if isinstance(record, dict) and isinstance(record.get(column), list):
             messages = checked_messages(record[column], place)
             record = record | {column: readable(messages), MESSAGES: messages}
@@ -99,6 +71,40 @@ def records(
         if problem is not None:
             raise ConfigError(f"{place}: the prompt {problem}")
         yield place, record[column], {key: value for key, value in record.items() if key != column}
+
+
+def _rows_of(source: str, column: str, split: str | None, subset: str | None) -> Rows:
+    """The rows of a source, before they are checked; the arguments are those of `records`."""
+    path = located(source)
+    if os.path.isfile(path):
+        if split or subset:
+            raise ConfigError(f"{path} is a file and has no split or subset; only data sets have them")
+        return _rows_of_file(path, column)
+    if os.path.isdir(path) and _is_captioned(path):
+        if split or subset:
+            raise ConfigError(f"{path} is a folder of pictures and has no split or subset; only data sets have them")
+        return _captioned(path, column)
+    if is_data_set(source):
+        return _data_set(source, split or "train", subset)
+    shipped = [path.stem for path in (ASSETS / "prompts").glob("*.jsonl")]
+    raise ConfigError(
+        f"no prompts at '{source}'; give a {_either(SUFFIXES)} file, a data set of the "
+        f"hub (owner/name), or a shipped list: {nearest(source, shipped)}"
+    )
+
+
+def _rows_of_file(path: Path, column: str) -> Rows:
+    """The rows of a file, by its suffix."""
+    suffix = path.suffix.lower()
+    if suffix == ".jsonl":
+        return _json_lines(path)
+    if suffix == ".parquet":
+        return _parquet(path)
+    if suffix in TABLES:
+        return _table(path, TABLES[suffix])
+    if suffix != ".txt":
+        raise ConfigError(f"{path}: prompts are read from {_either(SUFFIXES)} files, and from data sets")
+    return ((place, {column: line}) for place, line in _lines(path))
 
 
 def _either(names: Sequence[str]) -> str:

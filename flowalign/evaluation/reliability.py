@@ -173,13 +173,10 @@ def measure(
     verdicts = orders.size or values.shape[1]
     groups = [values[:, members] for members in asked.groups]
     draws_of = np.array([_between_draws(group) for group in groups])
-    disturbances = {}
+    disturbances = _wordings_and_sizes(asked, judge, values[0], draws_of, wordings or {}, sizes)
     if orders.size:
-        disturbances["order"] = disturbed(asked, asked.rates(orders[0]), asked.rates(1 - orders[1]), draws_of)
-    for name, other in (wordings or {}).items():
-        disturbances[f"wording {name}"] = disturbed(asked, values[0], asked.ask(other)[0], draws_of, rescale=True)
-    for size in sizes:
-        disturbances[f"size {size:g}"] = disturbed(asked, values[0], asked.ask(judge, size=size)[0], draws_of)
+        in_order = disturbed(asked, asked.rates(orders[0]), asked.rates(1 - orders[1]), draws_of)
+        disturbances = {"order": in_order} | disturbances
     noise, within = (np.array([square(group) for group in groups]) for square in (_between_draws, _between_samples))
 
     def variances(draw: Array) -> tuple[Array, Array]:
@@ -206,6 +203,24 @@ def measure(
         seconds=seconds / draws / verdicts,
         tokens=(used["question_tokens"] + used["reply_tokens"]) / draws / verdicts,
     )
+
+
+def _wordings_and_sizes(
+    asked: Asked,
+    judge: Reward | PairwiseReward,
+    values: Array,
+    draws: Array,
+    wordings: Mapping[str, Reward | PairwiseReward],
+    sizes: Sequence[float],
+) -> dict[str, Disturbance]:
+    """What the verdicts [N] change by with other templates, and at other sizes."""
+    disturbances = {
+        f"wording {name}": disturbed(asked, values, asked.ask(other)[0], draws, rescale=True)
+        for name, other in wordings.items()
+    }
+    for size in sizes:
+        disturbances[f"size {size:g}"] = disturbed(asked, values, asked.ask(judge, size=size)[0], draws)
+    return disturbances
 
 
 def resized(sample: Any, factor: float) -> Any:

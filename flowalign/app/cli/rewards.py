@@ -1,7 +1,7 @@
 """Commands about rewards: serve one to other processes, check one before training on it, train one."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -10,6 +10,11 @@ from rich.table import Table
 from flowalign.app.cli.modules import find_beside
 from flowalign.app.cli.numbers import finite
 from flowalign.errors import ConfigError
+
+if TYPE_CHECKING:
+    from flowalign.reward_training.judge import JudgeScorer
+    from flowalign.reward_training.scorer import ClipScorer
+    from flowalign.reward_training.video import VideoScorer
 
 
 def reward_server(
@@ -134,8 +139,7 @@ def train_reward(
     per_prompt: Annotated[int, typer.Option(min=2, help="That generator's samples per prompt.")] = 8,
 ) -> None:
     """Train a reward on votes to prefer the chosen one of each pair: a CLIP, a VLM as a judge, VideoReward, or of
-    texts any
-    language model with a head of a number."""
+    texts any language model with a head of a number."""
     from flowalign.app.cli.text_rewards import RATE, are_texts, read_texts, train_on_texts
     from flowalign.data import Preferences, Prompts, shipped
     from flowalign.reward_training.judge import JudgeScorer
@@ -191,13 +195,23 @@ def train_reward(
         }
         _train_noisy(ClipScorer(path, processor), noisy, train, test, output, steps, per_prompt, settings)
         return
-    scorer: Any
+    scorer: ClipScorer | JudgeScorer | VideoScorer
     if model == VideoReward.name or files_of(Path(model)):
         scorer = VideoScorer(files_of(Path(model)), processor)
     else:
         scorer = ClipScorer(path, processor) if template is None else JudgeScorer(path, template)
     report = fit(scorer, train, test, output, epochs or 3, learning_rate or 3e-6, batch_size, seed)
     _say(report)
+    _say_use(scorer, output, template, processor)
+
+
+def _say_use(
+    scorer: "ClipScorer | JudgeScorer | VideoScorer", output: Path, template: str | None, processor: str | None
+) -> None:
+    """Print the trained reward as a recipe names it."""
+    from flowalign.reward_training.judge import JudgeScorer
+    from flowalign.reward_training.video import VideoScorer, files_of
+
     if isinstance(scorer, JudgeScorer):
         name = "vlm_pairwise" if scorer.template.pairwise else "vlm_judge"
         print(f"{{name: {name}, template: {template}, judge: {{model: {output}}}}}")

@@ -55,15 +55,7 @@ def soup(
     from flowalign.policies.soup import Soup
 
     chosen = None if shares is None else parse_shares(shares, len(runs))
-    if (chosen is None) != (out is None):
-        raise ConfigError("--shares and --out go together: the shares of the LoRA that is written, and where to")
-    if out is not None and out.exists():
-        raise ConfigError(f"--out: {out} is there already; name a new folder")
-    for option, file in (("--out", out), ("--json", json_path)):
-        if file is not None:
-            check_output(file, option, folder=option == "--out")
-    if slider is not None and chosen is not None:
-        raise ConfigError("--slider: shows the mixtures that are scored; leave --shares out")
+    _check_outputs(chosen, out, slider, json_path)
     paths = loras(runs, trust)
     if chosen is None and not any_sampling:
         check_sampling(runs, trust)
@@ -97,6 +89,19 @@ def soup(
         print(f"flowalign gallery {slider}")
     if json_path is not None:
         write_atomically(json_path, json.dumps(record, indent=1) + "\n")
+
+
+def _check_outputs(chosen: list[float] | None, out: Path | None, slider: Path | None, json_path: Path | None) -> None:
+    """Refuse options that do not go together, and files that cannot be written."""
+    if (chosen is None) != (out is None):
+        raise ConfigError("--shares and --out go together: the shares of the LoRA that is written, and where to")
+    if out is not None and out.exists():
+        raise ConfigError(f"--out: {out} is there already; name a new folder")
+    for option, file in (("--out", out), ("--json", json_path)):
+        if file is not None:
+            check_output(file, option, folder=option == "--out")
+    if slider is not None and chosen is not None:
+        raise ConfigError("--slider: shows the mixtures that are scored; leave --shares out")
 
 
 def loras(runs: list[Path], trust: bool) -> list[Path]:

@@ -112,85 +112,92 @@ def application(shown: LiveGallery, host: str = "127.0.0.1") -> ASGIApp:
     Args:
         host: name of the server, besides localhost and plain addresses.
     """
-    output = shown.output
+    answers, folders = Answers(shown), []
+    for name in ("assets", "pictures", "thumbnails"):
+        (shown.output / name).mkdir(exist_ok=True)
+        folders.append(Mount(f"/{name}", StaticFiles(directory=shown.output / name)))
+    routes = [
+        Route("/", answers.page),
+        Route("/index.html", answers.page),
+        Route("/api/export", answers.export),
+        Route("/api/moments", answers.moments),
+        Route("/api/picture/{a:int}/{b:int}/{key}/{side}/{token}", answers.picture),
+        Route("/api/next", answers.next_pair),
+        Route("/api/results", answers.results),
+        Route("/api/vote", answers.post, methods=["POST"]),
+        Route("/api/undo", answers.post, methods=["POST"]),
+        *folders,
+    ]
+    return Guard(Starlette(routes=routes), host)
 
-    async def page(request: Request) -> Response:
-        await run_in_threadpool(shown.refresh)
-        return FileResponse(output / "index.html", headers={"Cache-Control": "no-cache"})
 
-    async def answer(work: Callable[[], Any]) -> Response:
-        try:
-            return JSONResponse(await run_in_threadpool(work), headers={"Cache-Control": "no-store"})
-        except Refused as error:
-            return JSONResponse({"error": str(error)}, 400)
+class Answers:
+    """Answers requests for the page, pairs and votes; work on files is done in threads."""
 
-    async def moments(request: Request) -> Response:
-        return await answer(lambda: {"moments": shown.moments()})
+    def __init__(self, shown: LiveGallery) -> None:
+        self.shown = shown
 
-    async def next_pair(request: Request) -> Response:
-        return await answer(lambda: shown.polls.next(_rater(request.query_params.get("rater")), *_columns(request)))
+    async def page(self, request: Request) -> Response:
+        await run_in_threadpool(self.shown.refresh)
+        return FileResponse(self.shown.output / "index.html", headers={"Cache-Control": "no-cache"})
 
-    async def tally(request: Request) -> Response:
-        return await answer(lambda: shown.polls.results(*_columns(request)))
+    async def moments(self, request: Request) -> Response:
+        return await _answer(lambda: {"moments": self.shown.moments()})
 
-    async def post(request: Request) -> Response:
+    async def next_pair(self, request: Request) -> Response:
+        rater = request.query_params.get("rater")
+        return await _answer(lambda: self.shown.polls.next(_rater(rater), *_columns(request)))
+
+    async def results(self, request: Request) -> Response:
+        return await _answer(lambda: self.shown.polls.results(*_columns(request)))
+
+    async def post(self, request: Request) -> Response:
+        """A vote, or the last one taken back."""
         body = b""
         async for chunk in request.stream():
             body += chunk
             if len(body) > BODY:
                 return JSONResponse({"error": "the post is too long"}, 413)
+        return await _answer(lambda: self._posted(body, undo=request.url.path == "/api/undo"))
 
-        def work() -> dict[str, Any]:
-            try:
-                values = json.loads(body)
-            except (ValueError, RecursionError) as error:
-                raise Refused("the post is not JSON") from error
-            if not isinstance(values, dict):
-                raise Refused("the post is not a JSON object")
-            rater, a, b = _rater(values.get("rater")), values.get("a"), values.get("b")
-            polls = shown.polls
-            if request.url.path == "/api/undo":
-                polls.votes.undo(rater, polls.contest(a, b))
-            else:
-                polls.vote(rater, a, b, values.get("pair"), values.get("verdict"))
-            return polls.next(rater, a, b)
-
-        return await answer(work)
-
-    async def picture(request: Request) -> Response:
+    def _posted(self, body: bytes, undo: bool) -> dict[str, Any]:
         try:
-            found = await run_in_threadpool(shown.polls.picture, **request.path_params)
+            values = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise Refused("the post is not JSON") from error
+        if not isinstance(values, dict):
+            raise Refused("the post is not a JSON object")
+        rater, a, b = _rater(values.get("rater")), values.get("a"), values.get("b")
+        polls = self.shown.polls
+        if undo:
+            polls.votes.undo(rater, polls.contest(a, b))
+        else:
+            polls.vote(rater, a, b, values.get("pair"), values.get("verdict"))
+        return polls.next(rater, a, b)
+
+    async def picture(self, request: Request) -> Response:
+        try:
+            content = await run_in_threadpool(self.shown.polls.picture, **request.path_params)
         except Refused as error:
             return PlainTextResponse(str(error), 404)
-        if isinstance(found, bytes):
-            return Response(found, media_type="image/png", headers={"Cache-Control": "no-store"})
-        return FileResponse(output / "pictures" / found, headers={"Cache-Control": "no-store"})
+        if isinstance(content, bytes):
+            return Response(content, media_type="image/png", headers={"Cache-Control": "no-store"})
+        return FileResponse(self.shown.output / "pictures" / content, headers={"Cache-Control": "no-store"})
 
-    async def export(request: Request) -> Response:
+    async def export(self, request: Request) -> Response:
         try:
-            lines = await run_in_threadpool(shown.polls.preferences)
+            lines = await run_in_threadpool(self.shown.polls.preferences)
         except ConfigError as error:
             return JSONResponse({"error": str(error)}, 400)
         headers = {"Content-Disposition": 'attachment; filename="preferences.jsonl"'}
         return Response(json_lines(lines), media_type="application/jsonl", headers=headers)
 
-    folders = []
-    for name in ("assets", "pictures", "thumbnails"):
-        (output / name).mkdir(exist_ok=True)
-        folders.append(Mount(f"/{name}", StaticFiles(directory=output / name)))
-    routes = [
-        Route("/", page),
-        Route("/index.html", page),
-        Route("/api/export", export),
-        Route("/api/moments", moments),
-        Route("/api/picture/{a:int}/{b:int}/{key}/{side}/{token}", picture),
-        Route("/api/next", next_pair),
-        Route("/api/results", tally),
-        Route("/api/vote", post, methods=["POST"]),
-        Route("/api/undo", post, methods=["POST"]),
-        *folders,
-    ]
-    return Guard(Starlette(routes=routes), host)
+
+async def _answer(work: Callable[[], object]) -> Response:
+    try:
+        return JSONResponse(await run_in_threadpool(work), headers={"Cache-Control": "no-store"})
+    except Refused as error:
+        return JSONResponse({"error": str(error)}, 400)
 
 
 def _columns(request: Request) -> tuple[int | None, int | None]:

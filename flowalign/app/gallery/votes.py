@@ -142,13 +142,9 @@ def results(
     everything = [verdict for votes in verdicts.values() for verdict in votes.values()]
     raters, failing = [], []
     for rater, votes in sorted(verdicts.items()):
-        worths = [WORTH[v] for v in votes.values() if v != "skip"]
-        repeats = [(votes[key.removesuffix(REPEAT)], verdict) for key, verdict in again[rater].items()]
-        same = sum(one == other for one, other in repeats)
         known = [verdict for verdict in caught[rater].values() if verdict != "skip"]
         right = known.count("first")
-        row: dict[str, Any] = {"rater": rater, **_rate(sum(worths), len(worths)), **_counts(list(votes.values()))}
-        row["again"] = {**_rate(same, len(repeats)), "pairs": len(repeats)}
+        row = {"rater": rater} | _voting(votes, again[rater])
         row["caught"] = {**_rate(right, len(known)), "pairs": len(known)}
         raters.append(row)
         if fails(right, len(known)):
@@ -156,19 +152,6 @@ def results(
     between = agreement(verdicts)
     shown = sorted(sorted(range(len(between)), key=lambda i: -between[i]["pairs"])[:BETWEEN])
     shared, common = alpha(verdicts)
-    names = sorted({name for first, second in scores.values() for name in first.keys() & second.keys()})
-    # what the watch measures is no opinion
-    names = [name for name in names if not name.startswith("statistics/")]
-    rewards = []
-    for name in names:
-        agrees = [
-            (mean > 0.5) == (second[name] > first[name])
-            for pair, mean in means.items()
-            for first, second in [scores[pair]]
-            if mean != 0.5 and name in first and name in second and first[name] != second[name]
-        ]
-        if agrees:
-            rewards.append({"name": name, **_rate(sum(agrees), len(agrees)), "pairs": len(agrees)})
     return {
         "all": {**_rate(sum(means.values()), len(means)), **_counts(everything)},
         "decided": decided(sum(means.values()), len(means)),
@@ -177,8 +160,36 @@ def results(
         "alpha": {"pairs": common} | ({"mean": None} if shared is None else vars(shared)),
         "between": [between[i] for i in shown],
         "more_between": len(between) - len(shown),
-        "rewards": rewards,
+        "rewards": _agreement_with_rewards(means, scores),
     }
+
+
+def _voting(votes: Mapping[str, str], again: Mapping[str, str]) -> dict[str, Any]:
+    """How a rater voted, and how often alike on pairs that were shown again."""
+    worths = [WORTH[v] for v in votes.values() if v != "skip"]
+    repeats = [(votes[key.removesuffix(REPEAT)], verdict) for key, verdict in again.items()]
+    same = sum(one == other for one, other in repeats)
+    repeated = {**_rate(same, len(repeats)), "pairs": len(repeats)}
+    return {**_rate(sum(worths), len(worths)), **_counts(list(votes.values())), "again": repeated}
+
+
+def _agreement_with_rewards(
+    means: Mapping[str, float], scores: Mapping[str, tuple[Mapping[str, float], Mapping[str, float]]]
+) -> list[dict[str, Any]]:
+    """How often the choices of each pair, by their mean verdicts, are those of each reward."""
+    names = sorted({name for first, second in scores.values() for name in first.keys() & second.keys()})
+    rewards = []
+    for name in names:
+        agrees = [
+            (mean > 0.5) == (second[name] > first[name])
+            for pair, mean in means.items()
+            for first, second in [scores[pair]]
+            if mean != 0.5 and name in first and name in second and first[name] != second[name]
+        ]
+        # what the watch measures is no opinion
+        if agrees and not name.startswith("statistics/"):
+            rewards.append({"name": name, **_rate(sum(agrees), len(agrees)), "pairs": len(agrees)})
+    return rewards
 
 
 def _rate(successes: float, trials: int) -> dict[str, float | None]:
