@@ -112,26 +112,26 @@ def application(shown: LiveGallery, host: str = "127.0.0.1") -> ASGIApp:
     Args:
         host: name of the server, besides localhost and plain addresses.
     """
-    answers, folders = Answers(shown), []
+    handlers, folders = Handlers(shown), []
     for name in ("assets", "pictures", "thumbnails"):
         (shown.output / name).mkdir(exist_ok=True)
         folders.append(Mount(f"/{name}", StaticFiles(directory=shown.output / name)))
     routes = [
-        Route("/", answers.page),
-        Route("/index.html", answers.page),
-        Route("/api/export", answers.export),
-        Route("/api/moments", answers.moments),
-        Route("/api/picture/{a:int}/{b:int}/{key}/{side}/{token}", answers.picture),
-        Route("/api/next", answers.next_pair),
-        Route("/api/results", answers.results),
-        Route("/api/vote", answers.post, methods=["POST"]),
-        Route("/api/undo", answers.post, methods=["POST"]),
+        Route("/", handlers.page),
+        Route("/index.html", handlers.page),
+        Route("/api/export", handlers.export),
+        Route("/api/moments", handlers.moments),
+        Route("/api/picture/{a:int}/{b:int}/{key}/{side}/{token}", handlers.picture),
+        Route("/api/next", handlers.next_pair),
+        Route("/api/results", handlers.results),
+        Route("/api/vote", handlers.post, methods=["POST"]),
+        Route("/api/undo", handlers.post, methods=["POST"]),
         *folders,
     ]
     return Guard(Starlette(routes=routes), host)
 
 
-class Answers:
+class Handlers:
     """Answers requests for the page, pairs and votes; work on files is done in threads."""
 
     def __init__(self, shown: LiveGallery) -> None:
