@@ -359,7 +359,7 @@ def _holds_rewards(hint: object) -> bool:
     return hint in (Reward, PairwiseReward) or any(_holds_rewards(inner) for inner in get_args(hint))
 
 
-def _rewards(hint: object, value: Any, where: str, nested: Make) -> Any:
+def _rewards(hint: object, value: object, where: str, nested: Make) -> Any:
     """A setting that is a reward, or a list or mapping of rewards: each is written as its name and settings."""
     from rewards import PairwiseReward, Reward
 

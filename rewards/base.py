@@ -491,7 +491,7 @@ def checked(name: str, scores: object, count: int, first: str) -> Scores:
     return Scores(value, columns, scores.steps, weight, scores.replies, scores.missing)
 
 
-def column(name: str, what: str, values: Any, count: int) -> Tensor:
+def column(name: str, what: str, values: object, count: int) -> Tensor:
     """Numbers of a reward as float32 [count] on the CPU, without a gradient.
 
     Raises:

@@ -91,7 +91,7 @@ class Composition(ABC):
         for reward in self.rewards:
             advance(reward, progress)
 
-    def bind(self, model: Any) -> None:
+    def bind(self, model: object) -> None:
         """Hand the language model in training to those inside that ask it."""
         for reward in self.rewards:
             bind(reward, model)

@@ -48,7 +48,7 @@ class Worker:
         self.calls: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="reward", daemon=True).start()
 
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+    def submit(self, function: Callable[..., Any], *arguments: object) -> "Future[Any]":
         future: Future[Any] = Future()
         self.calls.put((future, function, arguments))
         return future

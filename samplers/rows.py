@@ -28,7 +28,7 @@ class Rows:
         """Some of the samples, in this order; one may come several times."""
         return self.take(rows)
 
-    def take(self, rows: Tensor | Sequence[int] | slice, **instead: Any) -> Self:
+    def take(self, rows: Tensor | Sequence[int] | slice, **instead: object) -> Self:
         """Some of the samples.
 
         Args:

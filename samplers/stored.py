@@ -65,13 +65,13 @@ class Stored:
         # torch's functions get all of it on the device
         return func(*tree_map_only(Stored, Stored.whole, args), **tree_map_only(Stored, Stored.whole, kwargs or {}))
 
-    def __getitem__(self, index: Any) -> Tensor:
+    def __getitem__(self, index: object) -> Tensor:
         index = index if isinstance(index, tuple) else (index,)
         if self._held is not None and all(isinstance(each, Tensor) for each in index):
             return self._held.rows(self._numbers(*index))
         return self._gathered(index).to(self.device)
 
-    def __setitem__(self, index: Any, value: Tensor) -> None:
+    def __setitem__(self, index: object, value: Tensor) -> None:
         value = value.to("cpu", self.dtype)
         for part, own, at in self._located(index if isinstance(index, tuple) else (index,)):
             part[own] = value[at]

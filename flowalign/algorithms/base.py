@@ -34,7 +34,7 @@ class AlgorithmSettings(Section):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _with_name(cls, value: object, field: ValidationInfo) -> Any:
+    def _with_name(cls, value: object, field: ValidationInfo) -> object:
         assert field.field_name is not None
         default = cls.model_fields[field.field_name].default
         if isinstance(default, Named) and isinstance(value, str):

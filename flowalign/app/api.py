@@ -83,7 +83,7 @@ def load(
     dtype: str = "float32",
     device: torch.device | str | None = None,
     kind: Literal["pictures"] = "pictures",
-    **settings: Any,
+    **settings: object,
 ) -> Generator: ...
 @overload
 def load(
@@ -93,7 +93,7 @@ def load(
     device: torch.device | str | None = None,
     *,
     kind: Literal["text"],
-    **settings: Any,
+    **settings: object,
 ) -> LanguagePolicy: ...
 def load(
     model: str | Path | DiffusionPipeline,
@@ -203,7 +203,7 @@ class RewardSum:
         advance(self.built, progress)
 
 
-def reward(name: str | Reward | Function, **settings: Any) -> RewardSum:
+def reward(name: str | Reward | Function, **settings: object) -> RewardSum:
     """A reward by its name and settings (`flowalign list rewards`), by its dotted path, or any function.
 
     Sums and multiples are rewards: reward("pick_score") * 0.04 + my_function.
@@ -320,7 +320,7 @@ def find(
     seed: int = 0,
     output: str | Path | None = None,
     progress: bool = True,
-    **sampling: Any,
+    **sampling: object,
 ) -> Searches:
     """Search better samples of a frozen model, by a reward and within a budget.
 

@@ -50,7 +50,7 @@ class ServerSettings(Section):
 
     @field_validator("url", mode="before")
     @classmethod
-    def _several(cls, value: Any) -> Any:
+    def _several(cls, value: object) -> Any:
         return [value] if isinstance(value, str) else value
 
     def check(self, config: Any, algorithm: Method, processes: int) -> None:

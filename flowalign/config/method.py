@@ -24,7 +24,7 @@ class Method(Protocol):
     @property
     def roles(self) -> Mapping[str, Role]: ...
 
-    def items(self, config: Any) -> int: ...
+    def items(self, config: object) -> int: ...
 
-    def replays_old(self, config: Any) -> bool:
+    def replays_old(self, config: object) -> bool:
         """Whether ratios refer to a replay; asked of methods that have ratios."""

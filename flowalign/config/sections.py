@@ -104,7 +104,7 @@ class EngineSettings(Named):
 
     @model_validator(mode="before")
     @classmethod
-    def _by_its_name(cls, value: Any) -> Any:
+    def _by_its_name(cls, value: object) -> Any:
         value = {"name": value} if isinstance(value, str) else value
         # the library that samples texts in the process that learns
         return {**value, "name": HERE} if isinstance(value, dict) and value.get("name") == "transformers" else value

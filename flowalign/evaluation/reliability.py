@@ -223,7 +223,7 @@ def _wordings_and_sizes(
     return disturbances
 
 
-def resized(sample: Any, factor: float) -> Any:
+def resized(sample: object, factor: float) -> Any:
     """A picture with sides of this factor.
 
     Raises:

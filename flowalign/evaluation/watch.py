@@ -84,7 +84,7 @@ class Panel:
         for entry in (self.reward, *self.others.values()):
             advance(entry, progress)
 
-    def bind(self, model: Any) -> None:
+    def bind(self, model: object) -> None:
         """Pass on the language model in training."""
         for entry in (self.reward, *self.others.values()):
             bind(entry, model)

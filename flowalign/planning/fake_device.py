@@ -112,7 +112,7 @@ class FakeDevice(TorchDispatchMode):
             patch.start()
         return self
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         for patch in self._patches:
             patch.stop()
         super().__exit__(*exception)

@@ -85,7 +85,7 @@ class PassCounter:
         """Let the phase be this one while a method of an object runs."""
         original: Callable[..., Any] = getattr(target, method)
 
-        def call(*args: Any, **kwargs: Any) -> object:
+        def call(*args: object, **kwargs: object) -> object:
             with self._during(phase):
                 return original(*args, **kwargs)
 
@@ -95,7 +95,7 @@ class PassCounter:
         """Count the latents that a method of an object is given, under a field of `Passes`."""
         original: Callable[..., Any] = getattr(target, method)
 
-        def call(latents: Tensor, *args: Any) -> object:
+        def call(latents: Tensor, *args: object) -> object:
             self._add(name, len(latents))
             return original(latents, *args)
 

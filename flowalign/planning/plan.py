@@ -165,7 +165,7 @@ class PlannedPolicy(DiffusersPolicy):
         for denoiser in self.networks.values():
             denoiser.enable_gradient_checkpointing(self._checkpointed)
 
-    def _checkpointed(self, module: nn.Module, *args: Any) -> object:
+    def _checkpointed(self, module: nn.Module, *args: object) -> object:
         # the recomputation does not see the modes around the backward pass
         again = partial(autocast, self.compute_dtype)
         return checkpoint(module, *args, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), again()))

@@ -111,7 +111,7 @@ def distance_moved(before: Evaluated, after: Evaluated) -> Interval:
     return ratio([fmean(each) for each in moved], None if alike else [fmean(each) for each in apart])
 
 
-def distance(one: Any, two: Any) -> float:
+def distance(one: object, two: object) -> float:
     """Root mean square over the pixels of two pictures or videos, in [0, 1]; of two texts, 1 where they differ."""
     if isinstance(one, str):
         return float(one != two)

@@ -43,7 +43,7 @@ class VideoScorer(PreferenceModel):
         settings: further settings of `VideoReward`.
     """
 
-    def __init__(self, files: Mapping[str, Any], base: str | None = None, **settings: Any) -> None:
+    def __init__(self, files: Mapping[str, Any], base: str | None = None, **settings: object) -> None:
         # the cached network must not be shared, since it is trained here
         load_video_reward.cache_clear()
         try:

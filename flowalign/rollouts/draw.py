@@ -34,7 +34,7 @@ class Draw:
         """The parts in which a batch is sampled."""
         return batch.split(min(self.parts, len(set(batch.group))))
 
-    def put(self, rollout: Any, batch: Batch, scored: Scored | None) -> None:
+    def put(self, rollout: object, batch: Batch, scored: Scored | None) -> None:
         """Add the samples of a part. Raises if scoring of an earlier one failed, so that no further part is sampled.
 
         Args:
@@ -55,7 +55,7 @@ class Draw:
         self._parts = []
         return self._joined(parts)
 
-    def _sampled(self, rollout: Any, batch: Batch, scores: Scores | None) -> Sampled[Any, Any]:
+    def _sampled(self, rollout: object, batch: Batch, scores: Scores | None) -> Sampled[Any, Any]:
         return Sampled(rollout=rollout, batch=batch, scores=scores, sampler=self.sampler, scorer=self.scorer)
 
     def _joined(self, parts: Sequence[Sampled[Any, Any]]) -> Sampled[Any, Any]:

@@ -172,13 +172,13 @@ def _within(named: Named) -> list[Any]:
     return [] if named.name.startswith(registry.GIVEN) else registry.rewards_within(named.name, named.settings)
 
 
-def _needs(kind: Any) -> frozenset[str]:
+def _needs(kind: object) -> frozenset[str]:
     """Needs of a class of rewards; none if they depend on its settings."""
     spec = getattr(kind, "spec", None)
     return spec.needs if isinstance(spec, Spec) else frozenset()
 
 
-def build_accelerator(**settings: Any) -> Accelerator:
+def build_accelerator(**settings: object) -> Accelerator:
     """This process among the others, without the precision and compilation of the user's `accelerate config`.
 
     Args:

@@ -1,7 +1,6 @@
 """What waits on the host for an update, copied to the device a micro-batch ahead."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from samplers.devices import is_gpu
 from samplers.stored import Stored
 
 
-def visiting(algorithm: Algorithm, experience: Any, micro_batches: Sequence[Tensor]) -> Iterator[Tensor]:
+def visiting(algorithm: Algorithm, experience: object, micro_batches: Sequence[Tensor]) -> Iterator[Tensor]:
     """Yield micro-batches of items; while one is learned from, what the next one reads is copied to the device."""
     waiting = next(iter(algorithm.reads(experience, micro_batches[0])), None)
     if waiting is None or not is_gpu(micro_batches[0].device):

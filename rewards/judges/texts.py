@@ -32,7 +32,7 @@ class TextProcessor:
             tokenizer.pad_token = tokenizer.eos_token
 
     @classmethod
-    def from_pretrained(cls, **source: Any) -> "TextProcessor":
+    def from_pretrained(cls, **source: object) -> "TextProcessor":
         """The tokenizer of a folder or of the hub; arguments are those of transformers."""
         return cls(AutoTokenizer.from_pretrained(**source))
 
@@ -40,7 +40,7 @@ class TextProcessor:
         """Write the tokenizer."""
         self.tokenizer.save_pretrained(folder)
 
-    def apply_chat_template(self, messages: Sequence[dict[str, Any]], **settings: Any) -> str:
+    def apply_chat_template(self, messages: Sequence[dict[str, Any]], **settings: object) -> str:
         """A conversation of one question as a text."""
         parts = [
             (message["role"], [part["text"] for part in message["content"] if "text" in part]) for message in messages
@@ -50,13 +50,13 @@ class TextProcessor:
         turns = [{"role": role, "content": "\n".join(texts)} for role, texts in parts]
         return str(self.tokenizer.apply_chat_template(turns, **settings))
 
-    def __call__(self, text: Sequence[str], images: Any = None, **settings: Any) -> BatchEncoding:
+    def __call__(self, text: Sequence[str], images: object = None, **settings: object) -> BatchEncoding:
         """Tokens of texts; a chat template has put special tokens into them already."""
         if images is not None:
             raise ValueError("this judge is a language model, which sees no pictures; a vision-language model does")
         return self.tokenizer(list(text), add_special_tokens=self.tokenizer.chat_template is None, **settings)
 
-    def batch_decode(self, tokens: Any, **settings: Any) -> list[str]:
+    def batch_decode(self, tokens: object, **settings: object) -> list[str]:
         """Texts of token ids."""
         return list(self.tokenizer.batch_decode(tokens, **settings))
 

@@ -52,7 +52,7 @@ class Memory:
         self.seen: Tensor | None = None
         """[N, D] unit vectors of the newest texts, right ones and all."""
 
-    def bind(self, model: Any) -> None:
+    def bind(self, model: object) -> None:
         """Hand the language model in training to the outcome."""
         bind(self.outcome, model)
 

@@ -76,7 +76,7 @@ class Lexicographic:
         for reward in self.rewards:
             advance(reward, progress)
 
-    def bind(self, model: Any) -> None:
+    def bind(self, model: object) -> None:
         """Hand the language model in training to the rewards that ask it."""
         for reward in self.rewards:
             bind(reward, model)

@@ -4,6 +4,7 @@ What RewardDance and OneReward share: ReFL's window, and a reward that is shown 
 a local vision-language model under the template reward_dance_reference.
 """
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -51,7 +52,7 @@ class AgainstReference(LateStep):
         ]
         return replace(batch, metadata=told)
 
-    def referring(self, sampler: DiffusionSampler) -> Any:
+    def referring(self, sampler: DiffusionSampler) -> AbstractContextManager[None]:
         """Within it the policy has the weights that make the reference pictures."""
         raise NotImplementedError
 

@@ -8,6 +8,7 @@ Departures, for want of training code: the reference is a snapshot that follows 
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from pydantic import Field
@@ -38,7 +39,7 @@ class OneReward(AgainstReference):
     def snapshots(self) -> Mapping[str, Snapshot]:
         return {"compared": self.settings.reference}
 
-    def referring(self, sampler: DiffusionSampler) -> Any:
+    def referring(self, sampler: DiffusionSampler) -> AbstractContextManager[None]:
         return sampler.policy.snapshot("compared")
 
     def told(self, seed: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ picture of the same prompt, from other noise.
 After the abstract, for want of code: which picture the reference is, is ours.
 """
 
-from typing import Any
+from contextlib import AbstractContextManager
 
 from flowalign.algorithms.direct.against_reference import AgainstReference
 from flowalign.rollouts.pictures import DiffusionSampler
@@ -23,5 +23,5 @@ class RewardDanceReFL(AgainstReference):
     def uses_reference(self) -> bool:
         return True
 
-    def referring(self, sampler: DiffusionSampler) -> Any:
+    def referring(self, sampler: DiffusionSampler) -> AbstractContextManager[None]:
         return sampler.policy.reference()

@@ -27,11 +27,12 @@ from flowalign.policies.diffusion.storage import makes_videos
 from flowalign.rollouts.pictures import DiffusionSampler
 from flowalign.rollouts.processes import Processes
 from flowalign.rollouts.sampler import Sampled
+from flowalign.runs.samples import Picture
 from rewards.pictures import read_frames, read_picture
 from samplers import derive_seed
 
 
-def opened(file: str) -> Any:
+def opened(file: str) -> Picture:
     """A picture, or a video as a list of its frames."""
     if Path(file).suffix.lower() == ".webp" and is_clip(file):
         return read_frames(file)

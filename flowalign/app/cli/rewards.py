@@ -12,6 +12,7 @@ from flowalign.app.cli.numbers import finite
 from flowalign.errors import ConfigError
 
 if TYPE_CHECKING:
+    from flowalign.data import Prompts
     from flowalign.reward_training.judge import JudgeScorer
     from flowalign.reward_training.scorer import ClipScorer
     from flowalign.reward_training.video import VideoScorer
@@ -240,7 +241,14 @@ def _say(report: dict[str, Any]) -> None:
 
 
 def _train_noisy(
-    scorer: Any, generator: str, train: Any, test: Any, output: Path, steps: int | None, per_prompt: int, settings: Any
+    scorer: "ClipScorer",
+    generator: str,
+    train: "Prompts",
+    test: "Prompts",
+    output: Path,
+    steps: int | None,
+    per_prompt: int,
+    settings: dict[str, Any],
 ) -> None:
     from flowalign.app.cli.sampling import given as options
     from flowalign.app.loading import load_for_sampling

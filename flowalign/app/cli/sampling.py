@@ -5,11 +5,14 @@ import inspect
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flowalign.app.cli.numbers import finite
+
+if TYPE_CHECKING:
+    from flowalign.policies.diffusion import DiffusersPolicy
 
 TRUST = "Run the code of others that the run's configuration names, such as a reward of your own."
 
@@ -65,7 +68,7 @@ def with_sampling(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def given(**options: Any) -> dict[str, Any]:
+def given(**options: object) -> dict[str, Any]:
     """The sampling settings that the command line sets."""
     settings = {name: value for name, value in options.items() if value is not None}
     # configured noise levels do not fit another number of steps
@@ -131,7 +134,7 @@ def check_frames(policy: Any, num_frames: int | None) -> None:
         raise ConfigError(f"--num-frames: {name} has no num_frames, as it makes pictures; leave it out")
 
 
-def check_pictures(policy: Any, source: dict[str, Any]) -> None:
+def check_pictures(policy: "DiffusersPolicy", source: dict[str, Any]) -> None:
     """Refuse pictures for a pipeline that takes none."""
     from flowalign.errors import ConfigError
 

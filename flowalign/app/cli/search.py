@@ -3,7 +3,7 @@
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,11 @@ from flowalign.app.cli import sampling as options
 from flowalign.app.cli.modules import find_beside, opened
 from flowalign.errors import ConfigError
 from flowalign.runs.files import check_output
+
+if TYPE_CHECKING:
+    from flowalign.data import Prompts
+    from flowalign.search.found import Searches
+    from rewards import Reward
 
 
 @options.with_sampling
@@ -84,7 +89,7 @@ def search(
         print(f"{store.write_pairs(out, judge.name)} preferences: {out}")
 
 
-def _print(results: Any, reward: str) -> None:
+def _print(results: "Searches", reward: str) -> None:
     """Print the means of each method, in a line for each."""
     from statistics import fmean
 
@@ -115,7 +120,7 @@ def _named_after(prompt: str) -> str:
     return re.sub(r"\W+", "-", Path(prompt).stem).strip("-")[:60] or "prompt"
 
 
-def _prompts(prompts: list[str], limit: int | None, source: dict[str, Any]) -> Any:
+def _prompts(prompts: list[str], limit: int | None, source: dict[str, Any]) -> "Prompts":
     from flowalign.data import Prompts
     from flowalign.data.files import SUFFIXES, located
 
@@ -127,7 +132,7 @@ def _prompts(prompts: list[str], limit: int | None, source: dict[str, Any]) -> A
     return Prompts(prompts, [dict(source) for _ in prompts]).spread(limit)
 
 
-def _reward(name: str | None, model: str) -> Any:
+def _reward(name: str | None, model: str) -> "Reward":
     """The reward of the search."""
     from flowalign.app.cli.reward_file import read
     from flowalign.config import load

@@ -319,7 +319,7 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _ours(name: str, entry: Any) -> bool:
+def _ours(name: str, entry: object) -> bool:
     """True if `finish` may have written this entry of the list of pictures, by which files are removed."""
     words = name.split("/")
     plain = len(words) > 1 and all(PLAIN.fullmatch(word) for word in words)

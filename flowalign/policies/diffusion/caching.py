@@ -26,7 +26,7 @@ Share = Annotated[float, Field(ge=0)]
 Timestep = Annotated[float, Field(ge=-1, le=1001)]
 
 
-def first_block(policy: Any, *, threshold: Share = 0.05) -> FirstBlockCacheConfig:
+def first_block(policy: object, *, threshold: Share = 0.05) -> FirstBlockCacheConfig:
     """The blocks after the first are left out while what the first adds hardly changes (TeaCache, arXiv 2411.19108).
 
     Args:

@@ -283,7 +283,7 @@ class CallRecorder:
             handle.remove()
         self.standing_in.__exit__(None, None, None)
 
-    def _zeros(self, *args: Any, **kwargs: Any) -> Any:
+    def _zeros(self, *args: object, **kwargs: object) -> Any:
         call = self.signature.bind(*args, **kwargs).arguments
         inputs = [call[name] for name in (self.input_name, "audio_hidden_states") if name in call]
         zeros = [tree_map_only(Tensor, torch.zeros_like, value) for value in inputs]
@@ -301,7 +301,7 @@ class CallRecorder:
         self.calls.append(call)
 
     def conditions(
-        self, batch: int, steps: int, shared: Collection[str], turned: Collection[str], extra: Any = None
+        self, batch: int, steps: int, shared: Collection[str], turned: Collection[str], extra: object = None
     ) -> Conditions:
         """The calls of a finished rollout, sorted by step.
 

@@ -39,7 +39,7 @@ class Experts(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.first.dtype
 
-    def forward(self, hidden_states: Tensor, expert: Tensor, **call: Any) -> tuple[Tensor]:
+    def forward(self, hidden_states: Tensor, expert: Tensor, **call: object) -> tuple[Tensor]:
         """[N, ...] predictions, each by the member with the number in `expert` [N] or []."""
         count = len(hidden_states)
         expert = expert.expand(count)
@@ -59,7 +59,7 @@ class Experts(nn.Module):
                 order.append(rows[:0] if for_nothing else rows)
         return (torch.cat(outputs)[torch.cat(order).argsort()],)
 
-    def add_adapter(self, config: Any) -> None:
+    def add_adapter(self, config: object) -> None:
         for member in self.members.values():
             member.add_adapter(config)
 
@@ -97,7 +97,7 @@ class Experts(nn.Module):
                 member.zero_grad()
 
 
-def _rows(value: Any, rows: Tensor, count: int) -> Any:
+def _rows(value: object, rows: Tensor, count: int) -> Any:
     """A call's argument for some of its samples, where it has one for each."""
     return value[rows] if isinstance(value, Tensor) and value.dim() > 0 and len(value) == count else value
 

@@ -180,7 +180,7 @@ class ForwardProcess:
         x0 = x0.float()
         return CleanSamples(x0=x0, conditions=joined, sigmas=sigmas, guidance=scales, error_weights=weights)
 
-    def sigmas(self, levels: Tensor | None = None, steps: int = 1, **call: Any) -> Tensor:
+    def sigmas(self, levels: Tensor | None = None, steps: int = 1, **call: object) -> Tensor:
         """[K] noise levels after the pipeline's shift, of levels before it or of a rollout of so many steps."""
         return self._walked(levels, steps, call).levels[:-1]
 

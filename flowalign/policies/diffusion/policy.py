@@ -265,7 +265,7 @@ class DiffusersPolicy(Policy[Rollout]):
         cache: Callable[[Any], Any] | None = None,
         dry: bool = False,
         allocate: Allocate | None = None,
-        **call: Any,
+        **call: object,
     ) -> Rollout:
         """Sample trajectories through the pipeline's own call.
 
@@ -576,7 +576,7 @@ class DiffusersPolicy(Policy[Rollout]):
         """Clean latents, to be noised to levels: see `ForwardProcess.of`."""
         return ForwardProcess(self).of(prompts, x0, seeds, **settings)
 
-    def encode(self, samples: Sequence[Any], batch_size: int = 64, **call: Any) -> Tensor:
+    def encode(self, samples: Sequence[Any], batch_size: int = 64, **call: object) -> Tensor:
         """[B, ...] latents of pictures or videos: see `ForwardProcess.encoded`."""
         return ForwardProcess(self).encoded(samples, batch_size, **call)
 

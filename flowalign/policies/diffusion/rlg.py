@@ -40,7 +40,7 @@ def networks(policy: Any, weight: float | Mapping[str, float]) -> tuple[Networks
     return [policy.reference, contextlib.nullcontext], [weight]
 
 
-def weighed_velocity(policy: Any, weight: float | Mapping[str, float], velocity: Callable[[], Tensor]) -> Tensor:
+def weighed_velocity(policy: object, weight: float | Mapping[str, float], velocity: Callable[[], Tensor]) -> Tensor:
     """The velocities of several networks, each guided for itself, weighed together."""
     members, weights = networks(policy, weight)
     velocities = []
@@ -68,7 +68,7 @@ def weighing(
 
     def mixed(plain: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(plain)
-        def forward(*args: Any, **kwargs: Any) -> object:
+        def forward(*args: object, **kwargs: object) -> object:
             calls.append(holds())
             if not calls[-1]:
                 return plain(*args, **kwargs)

@@ -71,7 +71,7 @@ class TransitionScheduler:
         """[T + 1] noise levels, ending in 0."""
         return self.family.sigmas(self.walked)
 
-    def step(self, model_output: Tensor, timestep: Tensor | float, sample: Tensor, **_: Any) -> Stepped:
+    def step(self, model_output: Tensor, timestep: Tensor | float, sample: Tensor, **_: object) -> Stepped:
         """Make and record the next transition from the pipeline's guided prediction."""
         family, recorder = self.family, self.recorder
         if recorder is None:
@@ -99,7 +99,7 @@ class TransitionScheduler:
 class StartScheduler(TransitionScheduler):
     """Stays at the start noise and records it as every state: the schedule and what a sample begins with."""
 
-    def step(self, model_output: Tensor, timestep: Tensor | float, sample: Tensor, **_: Any) -> Stepped:
+    def step(self, model_output: Tensor, timestep: Tensor | float, sample: Tensor, **_: object) -> Stepped:
         self.recorder = self.recorder or self._start(sample)
         self.recorder.step(torch.zeros_like(self.recorder.x))
         return Stepped(prev_sample=sample)
@@ -126,7 +126,7 @@ class LevelScheduler(TransitionScheduler):
 
         # a pipeline reads the signature
         @functools.wraps(value)
-        def set_timesteps(*args: Any, **settings: Any) -> None:
+        def set_timesteps(*args: object, **settings: object) -> None:
             arguments = signature.bind(*args, **settings).arguments
             if "sigmas" in signature.parameters:
                 value(**arguments | {"num_inference_steps": len(levels), "sigmas": levels.numpy()})
@@ -136,7 +136,7 @@ class LevelScheduler(TransitionScheduler):
 
         return set_timesteps
 
-    def step(self, model_output: Tensor, timestep: Tensor | float, sample: Tensor, **_: Any) -> Stepped:
+    def step(self, model_output: Tensor, timestep: Tensor | float, sample: Tensor, **_: object) -> Stepped:
         self.loop_shape = tuple(sample.shape)
         self.shape = tuple(self.family.unpack(sample, self.size).shape)
         return Stepped(prev_sample=sample)

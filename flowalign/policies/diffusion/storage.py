@@ -207,7 +207,7 @@ def load_pipeline(
     dtype: torch.dtype,
     base_bits: int | str | None = None,
     text_encoders: bool = True,
-    **components: Any,
+    **components: object,
 ) -> DiffusionPipeline:
     """A pipeline from a folder or a hub name. Components saved as absent (SD3 without T5) stay absent.
 

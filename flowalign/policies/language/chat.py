@@ -57,7 +57,7 @@ class ChatTemplate:
         self,
         apply: Callable[..., Any],
         ends: Sequence[str],
-        system: Any = None,
+        system: object = None,
         tools: Sequence[Mapping[str, Any]] = (),
         arguments: Mapping[str, Any] | None = None,
     ) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ class Decoding:
     """Penalty of earlier tokens: their logits are divided by it where positive, else multiplied (arXiv 1909.05858)."""
 
     @classmethod
-    def of(cls, settings: Any) -> Self:
+    def of(cls, settings: object) -> Self:
         """Decoding from settings with fields of these names."""
         return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
 

@@ -21,7 +21,7 @@ class TurnTaken(NamedTuple):
     """State of the environment before the turn."""
 
 
-def right_padded(rows: Sequence[Sequence[Any]], padding: Any, device: torch.device) -> Tensor:
+def right_padded(rows: Sequence[Sequence[Any]], padding: object, device: torch.device) -> Tensor:
     """[B, T] rows of different lengths, padded on the right."""
     width = max(map(len, rows))
     return torch.tensor([[*row, *[padding] * (width - len(row))] for row in rows], device=device)

@@ -175,7 +175,7 @@ class AgentPolicy(LanguagePolicy):
     def _rollout(self, episodes: Sequence[Episode], decoding: Decoding) -> TextRollout:
         ids, prompt_mask = self.padded([each.begun for each in episodes], [each.prompt for each in episodes], 0)
 
-        def rows(name: str, padding: Any) -> Tensor:
+        def rows(name: str, padding: object) -> Tensor:
             return right_padded([getattr(each, name) for each in episodes], padding, self.device)
 
         return TextRollout(

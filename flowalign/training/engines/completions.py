@@ -68,7 +68,7 @@ def read(body: bytes, wanted: Wanted) -> tuple[DrawnText, dict[str, Any]]:
     return DrawnText(tokens, [float(chance) for chance in chances], _ended(tokens, reason, wanted)), answer
 
 
-def _integers(tokens: Any, vocabulary: int) -> bool:
+def _integers(tokens: object, vocabulary: int) -> bool:
     """Is it a list of at least one token id?"""
     return (
         isinstance(tokens, list)
@@ -77,7 +77,7 @@ def _integers(tokens: Any, vocabulary: int) -> bool:
     )
 
 
-def _ended(tokens: Sequence[int], reason: Any, wanted: Wanted) -> bool:
+def _ended(tokens: Sequence[int], reason: object, wanted: Wanted) -> bool:
     """Does the text end by an end token? Raises ValueError where it goes on after one, or something else cut it."""
     if any(token in wanted.ends for token in tokens[:-1]):
         raise ValueError("it goes on after an end token: the server ignores stop_token_ids")

@@ -135,7 +135,7 @@ def _section(values: Any, name: str) -> Any:
     return section
 
 
-def tensor(values: Any, name: str, shape: Sequence[int]) -> Tensor:
+def tensor(values: object, name: str, shape: Sequence[int]) -> Tensor:
     """A float32 tensor of this shape among the values of an answer.
 
     Raises:

@@ -65,7 +65,7 @@ class Servers:
         self._count = threading.Lock()
 
     def ask(
-        self, first: int, path: str, content: bytes, weights: Any, read: Callable[[bytes], T], most: int
+        self, first: int, path: str, content: bytes, weights: object, read: Callable[[bytes], T], most: int
     ) -> tuple[str, T]:
         """The address of the server that answered, and its answer to a POST.
 
@@ -111,7 +111,7 @@ class Servers:
                 wait = min(2 * wait, LONGEST_WAIT)
 
     @contextmanager
-    def using(self, server: Server, weights: Any) -> Iterator[None]:
+    def using(self, server: Server, weights: object) -> Iterator[None]:
         """Context in which a server has these weights; others wait for it to end before they change them."""
         with server.changed:
             server.changed.wait_for(lambda: server.weights is weights or not server.under_way)
@@ -133,7 +133,7 @@ class Servers:
             self.lost += 1
         server.weights = None
 
-    def call(self, url: str, path: str, values: Any = None) -> Any:
+    def call(self, url: str, path: str, values: object = None) -> Any:
         """The JSON that one server answers to a POST of JSON, or to a GET where there are no values.
 
         Raises:

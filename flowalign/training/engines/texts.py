@@ -166,7 +166,7 @@ class TextServers:
     def check_weights(self, answer: dict[str, Any], published: PublishedTexts) -> None:
         """Raise ValueError where an answer is of other weights."""
 
-    def tell(self, url: str, path: str, values: Any = None) -> tuple[int, str]:
+    def tell(self, url: str, path: str, values: object = None) -> tuple[int, str]:
         """The status of a server's answer, and what it says, to a POST of JSON or a GET where there are no values.
 
         Raises:

@@ -209,7 +209,7 @@ class Fleet:
         self.policy.forwards += sent.forwards
         return received(sent.result, self.policy)
 
-    def _wait(self, ref: Any) -> None:
+    def _wait(self, ref: object) -> None:
         begin = time.monotonic()
         while not self.ray.wait([ref], timeout=1.0)[0]:
             self._check_ray_addresses()
