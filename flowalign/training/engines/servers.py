@@ -1,13 +1,18 @@
 """Several servers that sample: requests in turn, time limits, further attempts, and the weights that each has."""
 
+import hashlib
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
+import torch
+from torch import Tensor
 
 from flowalign.errors import FlowalignError
 
@@ -16,6 +21,8 @@ FIRST_WAIT, LONGEST_WAIT = 0.2, 5.0
 """Seconds between rounds of attempts; doubles from the first to the longest."""
 MOST_BYTES_OF_JSON = 2**20
 """Bytes of an answer without tensors, at most."""
+OURS = re.compile(rb"flowalign-[0-9a-f]{16}")
+"""Names of adapters."""
 
 
 class ServerLost(Exception):
@@ -193,3 +200,39 @@ def _line(error: Exception) -> str:
 
 def _excerpt(body: bytes) -> str:
     return repr(" ".join(body[:400].decode(errors="replace").split())[:200])
+
+
+class AdapterServers(Servers):
+    """Servers that may lose an adapter that they were given."""
+
+    def _attempt(self, address: str, content: bytes, most: int) -> tuple[int, bytes]:
+        status, body = super()._attempt(address, content, most)
+        if status in (400, 404) and OURS.search(body):
+            # it was started again, or made room for others
+            raise ServerLost(f"{address} has lost the adapter")
+        return status, body
+
+    def tell(self, url: str, path: str, values: object = None) -> tuple[int, str]:
+        """The status of a server's answer, and what it says, to a POST of JSON or a GET where there are no values.
+
+        Raises:
+            ServerLost: it does not answer.
+        """
+        client, timeout = self.client, self.timeout
+        try:
+            if values is None:
+                response = client.get(url + path, timeout=timeout)
+            else:
+                response = client.post(url + path, json=values, timeout=timeout)
+        except httpx2.HTTPError as error:
+            raise ServerLost(f"{url}: {' '.join(str(error).split())[:200]}") from error
+        return response.status_code, " ".join(response.text[:1000].split())
+
+
+def fingerprint(folder: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Sixteen characters of a hash of weights and of the folder that gets them."""
+    digest = hashlib.sha256(str(folder).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]

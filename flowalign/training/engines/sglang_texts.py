@@ -64,7 +64,7 @@ class SGLangTexts(TextServers):
             raise ValueError(f"it is of the weights '{version}', and '{published.name}' were asked for")
 
     def load_adapter(self, url: str, published: PublishedTexts) -> None:
-        status, said = self.tell(
+        status, said = self.servers.tell(
             url, "/load_lora_adapter", {"lora_name": published.name, "lora_path": str(published.folder)}
         )
         if status != 200:
@@ -73,16 +73,16 @@ class SGLangTexts(TextServers):
             )
 
     def drop_adapter(self, url: str, published: PublishedTexts) -> None:
-        self.tell(url, "/unload_lora_adapter", {"lora_name": published.name})
+        self.servers.tell(url, "/unload_lora_adapter", {"lora_name": published.name})
 
     def load_model(self, url: str, published: PublishedTexts) -> None:
         values = {"model_path": str(published.folder), "weight_version": published.name, "flush_cache": True}
-        status, said = self.tell(url, "/update_weights_from_disk", values)
+        status, said = self.servers.tell(url, "/update_weights_from_disk", values)
         if status != 200:
             raise FlowalignError(f"rollout.engine: {url} refuses the weights {published.folder}: {said}")
 
     def version(self, url: str) -> str:
-        status, said = self.tell(url, "/model_info")
+        status, said = self.servers.tell(url, "/model_info")
         if status != 200:
             raise FlowalignError(f"rollout.engine: {url}/model_info answers with status {status}: {said}")
         try:

@@ -1,11 +1,9 @@
 """Servers that draw texts: one request a text, weights by files, a few texts of each part compared with the policy."""
 
 import copy
-import hashlib
 import json
 import logging
 import math
-import re
 import shutil
 import time
 from collections import deque
@@ -15,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import httpx2
 import torch
 from torch import Tensor
 
@@ -31,7 +28,7 @@ from flowalign.runs.files import write_folder
 from flowalign.training.distributed.sharding import copied
 from flowalign.training.engines.compared import all_alike, unlike
 from flowalign.training.engines.completions import DrawnText, Wanted, read
-from flowalign.training.engines.servers import ServerLost, Servers
+from flowalign.training.engines.servers import AdapterServers, ServerLost, fingerprint
 from flowalign.training.engines.text_settings import TextSettings
 from rewards.http import token_in
 
@@ -44,8 +41,6 @@ UNCLIPPED = 0.2
 """Clip range that differences are compared with, where a loss has none."""
 LAST = 5.0
 """Seconds that a server gets to forget an adapter at a run's end."""
-OURS = re.compile(rb"flowalign-[0-9a-f]{16}")
-"""Names of adapters."""
 
 
 @dataclass(eq=False)
@@ -79,17 +74,6 @@ class ServedTexts:
 
     def result(self) -> Generated:
         return self.engine.result(self)
-
-
-class AdapterServers(Servers):
-    """Servers that may lose an adapter that they were given."""
-
-    def _attempt(self, address: str, content: bytes, most: int) -> tuple[int, bytes]:
-        status, body = super()._attempt(address, content, most)
-        if status in (400, 404) and OURS.search(body):
-            # it was started again, or made room for others
-            raise ServerLost(f"{address} has lost the adapter")
-        return status, body
 
 
 class TextServers:
@@ -165,22 +149,6 @@ class TextServers:
 
     def check_weights(self, answer: dict[str, Any], published: PublishedTexts) -> None:
         """Raise ValueError where an answer is of other weights."""
-
-    def tell(self, url: str, path: str, values: object = None) -> tuple[int, str]:
-        """The status of a server's answer, and what it says, to a POST of JSON or a GET where there are no values.
-
-        Raises:
-            ServerLost: it does not answer.
-        """
-        client, timeout = self.servers.client, self.servers.timeout
-        try:
-            if values is None:
-                response = client.get(url + path, timeout=timeout)
-            else:
-                response = client.post(url + path, json=values, timeout=timeout)
-        except httpx2.HTTPError as error:
-            raise ServerLost(f"{url}: {' '.join(str(error).split())[:200]}") from error
-        return response.status_code, " ".join(response.text[:1000].split())
 
     # Servers and their weights
 
@@ -421,12 +389,3 @@ class TextServers:
         while self.published:
             self._forget(self.published.popleft())
         self.servers.close()
-
-
-def fingerprint(folder: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Sixteen characters of a hash of weights and of the folder that gets them."""
-    digest = hashlib.sha256(str(folder).encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]

@@ -69,7 +69,7 @@ class VLLM(TextServers):
             raise ValueError(f"it is of '{answer.get('model')}', and the adapter '{published.name}' was asked for")
 
     def load_adapter(self, url: str, published: PublishedTexts) -> None:
-        status, said = self.tell(
+        status, said = self.servers.tell(
             url, "/v1/load_lora_adapter", {"lora_name": published.name, "lora_path": str(published.folder)}
         )
         if status == 404 and "Not Found" in said:
@@ -82,7 +82,7 @@ class VLLM(TextServers):
             raise FlowalignError(f"rollout.engine: {url} refuses the adapter {published.folder}: {said}")
 
     def drop_adapter(self, url: str, published: PublishedTexts) -> None:
-        self.tell(url, "/v1/unload_lora_adapter", {"lora_name": published.name})
+        self.servers.tell(url, "/v1/unload_lora_adapter", {"lora_name": published.name})
 
     def load_model(self, url: str, published: PublishedTexts) -> None:
         calls: list[tuple[str, Any]] = [
@@ -91,7 +91,7 @@ class VLLM(TextServers):
             ("/update_weight_version", {"new_version": published.name}),
         ]
         for path, values in calls:
-            status, said = self.tell(url, path, values)
+            status, said = self.servers.tell(url, path, values)
             if status != 200:
                 raise FlowalignError(
                     f"rollout.engine: {url}{path} does not take whole weights ({said}); VLLM_SERVER_DEV_MODE=1 vllm "
@@ -99,7 +99,7 @@ class VLLM(TextServers):
                 )
 
     def version(self, url: str) -> str:
-        status, said = self.tell(url, "/weight_info")
+        status, said = self.servers.tell(url, "/weight_info")
         if status != 200:
             raise FlowalignError(
                 f"rollout.engine: {url}/weight_info tells no version of whole weights ({said}); VLLM_SERVER_DEV_MODE=1 "

@@ -14,7 +14,7 @@ from flowalign.policies.language.teacher_forcing import demonstrated, rescored
 from flowalign.training.engines import sglang_texts, vllm_texts
 from flowalign.training.engines.compared import all_alike
 from flowalign.training.engines.completions import DrawnText, Wanted, read
-from flowalign.training.engines.texts import OURS
+from flowalign.training.engines.servers import OURS
 from tests.flowalign.training.engines.record_texts import ADAPTER, DECODINGS, PROMPTS, adapted, wanted
 
 FOLDER = Path(__file__).parent
