@@ -71,6 +71,8 @@ class Spec:
     """the same samples always get the same values, so that they may be cached"""
     scheduled: bool = False
     """the value changes over training: it has an `advance` that must be told how far training is"""
+    off_device: bool = False
+    """it is computed by a server or on the CPU, without global random numbers: samples can be drawn meanwhile"""
 
     def __post_init__(self) -> None:
         needs: Any = self.needs
@@ -279,7 +281,8 @@ class FunctionReward:
             self.takes_metadata = len(inspect.signature(function).parameters) > 2
         except ValueError:  # of some functions written in C nothing is known
             self.takes_metadata = False
-        self.spec = Spec(frozenset({"image", "text", "prompt"} | ({"metadata"} if self.takes_metadata else set())))
+        needs = frozenset({"image", "text", "prompt"} | ({"metadata"} if self.takes_metadata else set()))
+        self.spec = Spec(needs, off_device=self.asynchronous)
 
     def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
         values: Any = self.function(samples, prompts, *([metadata] if self.takes_metadata else []))

@@ -60,6 +60,7 @@ class Composition(ABC):
             differentiable=all(spec.differentiable for spec in specs),
             deterministic=all(spec.deterministic for spec in specs),
             scheduled=any(spec.scheduled for spec in specs),
+            off_device=all(spec.off_device for spec in specs),
         )
 
     @abstractmethod

@@ -90,7 +90,7 @@ def _picture(file: object) -> Any:
 
 def _read_spec(response: httpx2.Response) -> Spec:
     spec = response.json()["spec"]
-    return Spec(frozenset(spec["needs"]), spec["kind"], False, bool(spec["deterministic"]))
+    return Spec(frozenset(spec["needs"]), spec["kind"], deterministic=bool(spec["deterministic"]), off_device=True)
 
 
 def _read_scores(response: httpx2.Response) -> Scores:

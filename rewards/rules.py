@@ -31,7 +31,7 @@ class OCR:
     """
 
     name = "ocr"
-    spec = Spec(frozenset({"image", "prompt", "metadata"}))
+    spec = Spec(frozenset({"image", "prompt", "metadata"}), off_device=True)
 
     def __init__(
         self,

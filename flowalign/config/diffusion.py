@@ -185,7 +185,7 @@ class Config(BaseConfig):
     def _check_search(self, search: RolloutSearch, algorithm: Method) -> None:
         if algorithm.settings.stochastic:
             raise ConfigError("rollout.search: a search makes its own noise; algorithm.stochastic: false works")
-        if self.rollout.overlap > 1:
+        if (self.rollout.overlap or 1) > 1:
             raise ConfigError("rollout.overlap: a search asks for rewards while it samples; overlap: 1 works")
         registry.check("searches", search.name, search.settings, "rollout.search")
 
@@ -253,7 +253,7 @@ class Config(BaseConfig):
             return
         if self.model.text_lora is not None:
             raise ConfigError("model.context_parallel: text encoders are not trained beside it; text_lora: null works")
-        if self.rollout.overlap > 1:
+        if (self.rollout.overlap or 1) > 1:
             raise ConfigError("model.context_parallel: rewards are told to all that share a sample; overlap: 1 works")
         if self.rollout.search is not None:
             raise ConfigError("model.context_parallel: a search asks its rewards in each process; search: null works")

@@ -302,8 +302,9 @@ class Rollouts(SamplingSettings):
     weights: str | None = None
     """Weights that draw the samples: policy, reference, ema, or a snapshot (`training.snapshots`, or the algorithm's
     own); default the algorithm's choice."""
-    overlap: int = Field(1, ge=1)
-    """Number of parts that an iteration is sampled in: one part is scored while the next one is sampled."""
+    overlap: int | None = Field(None, ge=1)
+    """Number of parts that an iteration is sampled in: one part is scored while the next one is sampled; null: up to 8
+    where the reward leaves the device free and the numbers stay the same to the bit, else 1."""
     engine: EngineSettings = EngineSettings()
     """Engine that samples: trainside, the processes that learn themselves; workers, separate processes on Ray; a server
     with its `url`, sglang or for texts also vllm; vllm without a url, in those processes."""
@@ -394,7 +395,7 @@ class BaseConfig(Section):
         self._check_combinations(algorithm)
         groups = training.prompts_per_iteration // rows
         self.check_sampling(groups, algorithm)
-        if self.rollout.overlap > groups:
+        if (self.rollout.overlap or 1) > groups:
             raise ConfigError(
                 f"rollout.overlap: the {groups} groups of a process cannot be split into {self.rollout.overlap} parts "
                 f"(groups stay whole); at most {groups} works"

@@ -43,6 +43,15 @@ class Batch(Rows):
         shares = np.array_split(np.array(list(dict.fromkeys(self.group))), parts)
         return [self[np.flatnonzero(np.isin(self.group, share)).tolist()] for share in shares]
 
+    def cut(self, starts: Sequence[int]) -> list["Batch"]:
+        """Parts that begin at these rows, of which the first is 0."""
+        ends = [*starts[1:], len(self)]
+        return [self[list(range(start, end))] for start, end in zip(starts, ends, strict=True)]
+
+    def starts(self, size: int) -> list[int]:
+        """Rows where a group begins, and so does a chunk of `size` rows."""
+        return [i for i in range(0, len(self), size) if i == 0 or self.group[i] != self.group[i - 1]]
+
 
 def shuffled(count: int, first: int, groups: int, seed: int) -> list[int]:
     """The numbers of `groups` prompts: every one in turn, in a seeded order that is new each time around.

@@ -9,9 +9,15 @@ from flowalign.rollouts.sampler import Sampled, Sampler
 from flowalign.rollouts.scoring import Scored, Scorer
 from rewards import Scores
 
+MOST = 8
+"""Parts of an iteration where its settings name no number; flow_grpo scores in as many threads."""
+
 
 class Draw:
     """The groups of a batch, as an iterator over rounds of parts, whose number the run's settings give (`parts_of`).
+
+    Where they give none, and the reward leaves the device free (`sampler.overlaps`), parts are whole network batches,
+    so that they have the numbers of one part.
 
     Args:
         sampler: samples the groups.
@@ -22,6 +28,8 @@ class Draw:
     def __init__(self, sampler: Sampler, scorer: Scorer, batch: Batch) -> None:
         self.sampler, self.scorer, self.batch = sampler, scorer, batch
         self.parts = parts_of(sampler.config)
+        if sampler.overlaps:
+            self.parts = len(self._starts(batch))
         self._parts: list[tuple[Any, Batch, Scored | None]] = []
 
     def __iter__(self) -> Iterator[Sequence[Batch]]:
@@ -32,7 +40,15 @@ class Draw:
 
     def split(self, batch: Batch) -> Sequence[Batch]:
         """The parts in which a batch is sampled."""
+        if self.sampler.overlaps:
+            return batch.cut(self._starts(batch))
         return batch.split(min(self.parts, len(set(batch.group))))
+
+    def _starts(self, batch: Batch) -> list[int]:
+        """Rows where parts of whole network batches begin."""
+        starts = self.sampler.cuts(batch)
+        count = min(MOST, len(starts))
+        return [starts[i * len(starts) // count] for i in range(count)]
 
     def put(self, rollout: object, batch: Batch, scored: Scored | None) -> None:
         """Add the samples of a part. Raises if scoring of an earlier one failed, so that no further part is sampled.
@@ -72,6 +88,6 @@ class Draw:
 
 
 def parts_of(config: BaseConfig) -> int:
-    """Number of parts that an iteration is sampled in: `rollout.overlap`, and at least one for each worker."""
+    """Number of parts that settings name: `rollout.overlap`, and at least one for each worker."""
     workers = config.rollout.workers
-    return max(config.rollout.overlap, workers.count if workers else 1)
+    return max(config.rollout.overlap or 1, workers.count if workers else 1)

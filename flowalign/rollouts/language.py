@@ -45,6 +45,11 @@ class LanguageSampler(Sampler):
             self._engine = VLLMEngine(self.policy, path, self.config.rollout.engine_memory)
         return self._engine.sample(asked(batch.prompts, batch.metadata), batch.noise_seeds, **arguments)
 
+    def cuts(self, batch: Batch) -> list[int]:
+        # turns are put together by who still plays, and vLLM puts its batches together itself
+        alone = self.config.environment is None and not self.config.rollout.engine.inside
+        return batch.starts(self.config.rollout.batch_size) if alone else [0]
+
     def decode(self, rollout: TextRollout, shown: bool = False) -> list[str]:
         """The completions as texts."""
         return self.policy.decode(rollout)

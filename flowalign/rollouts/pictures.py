@@ -8,6 +8,7 @@ from torch import Tensor
 
 from flowalign.config import Config
 from flowalign.core.record import Record
+from flowalign.data import Source
 from flowalign.data.batches import Batch
 from flowalign.data.sizes import one_size
 from flowalign.errors import ConfigError
@@ -76,6 +77,18 @@ class DiffusionSampler(Sampler):
             ConfigError: the batch holds several sizes.
         """
         return self.config.rollout.arguments(kept) | one_size(batch.metadata)
+
+    def cuts(self, batch: Batch) -> list[int]:
+        family, starts = self.policy.family, batch.starts(self.config.rollout.batch_size)
+        if batch.shares_start_noise and len(set(batch.group)) < len(batch):
+            # batches of the shared steps hold one sample a group
+            return [0]
+        sources: list[Any] = [Source.of(record) for record in batch.metadata] if family.images[1] else []
+        if any(source is not None for source in sources) or family.unpadded:
+            # network batches end where these change
+            alike = batch.prompts if family.unpadded else sources
+            return [i for i in starts if i == 0 or alike[i] != alike[i - 1]]
+        return starts
 
     def rollout(
         self, batch: Batch, eta: Tensor | None = None, kernel: Kernel | None = None, kept: Sequence[int] | None = None

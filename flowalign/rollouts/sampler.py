@@ -27,6 +27,8 @@ class Sampler:
         """True if people look at the samples of this iteration."""
         self.metrics: dict[str, float] = {}
         """Metrics of sampling in this iteration."""
+        self.overlaps = False
+        """True if parts are scored while others are sampled although no setting says so."""
 
     @property
     def device(self) -> torch.device:
@@ -35,6 +37,10 @@ class Sampler:
     def rollout(self, batch: Batch) -> Any:
         """Sample a trajectory for every sample of the batch."""
         raise NotImplementedError
+
+    def cuts(self, batch: Batch) -> list[int]:
+        """Rows, the first 0, where parts of a batch may begin that have the numbers of the whole to the bit."""
+        return [0]
 
     def decode(self, rollout: Any, shown: bool = False) -> list[Any]:
         """The finished samples of a rollout, as the reward needs them.

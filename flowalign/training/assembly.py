@@ -112,6 +112,7 @@ def assemble(
         if config.rollout.search is not None:
             sampler.search = SearchSampler(config.rollout.search, sampler, scorer)
         sampler.allocate = allocator(sampler.config.rollout.store, folder)
+    sampler.overlaps = overlaps(config, algorithm, reward)
     without_context_parallel = share_tokens(policy, processes)
     groups = _groups(config, algorithm, sampler, scorer, processes)
     engine = _engine(fleet, algorithm, sampler, processes, folder)
@@ -235,6 +236,15 @@ def _check_parts(config: BaseConfig, reward: Reward) -> None:
             f"rollout.workers: they send pictures, videos and texts, and the reward '{reward.name}' needs "
             f"{' and '.join(unsent)}; without workers it works"
         )
+
+
+def overlaps(config: BaseConfig, algorithm: Algorithm | type[Algorithm], reward: Reward) -> bool:
+    """Whether parts are scored while others are sampled although no setting says so."""
+    rollout, spec = config.rollout, spec_of(reward)
+    shared = isinstance(config, Config) and config.model.context_parallel.degree > 1
+    free = rollout.overlap is None and rollout.workers is None and rollout.search is None and not shared
+    # what draws more than whole trajectories puts other network batches together in parts
+    return free and {"overlap", "served"} <= algorithm.combines and spec.off_device and spec.kind != "set"
 
 
 def _warn_of_unused(config: BaseConfig, algorithm: Algorithm) -> None:

@@ -146,6 +146,8 @@ class Asking:
         self.meta: Reward | None = None if meta is None else as_reward(meta)
         self.keep = keep
         self.deterministic = temperature <= 0 and not isinstance(judge, OwnModel)
+        self.off_device = self.deterministic and isinstance(judge, Served)
+        """Whether a server answers, and the same whichever questions are asked together."""
         self.draw = 0
         """Number of the draw; replies at a temperature are others in another one."""
 
@@ -297,7 +299,7 @@ class JudgeReward(Asking):
         """Differentiable where a local judge gives probabilities of what it sees."""
         of_probability = self.template.answer == "probability" and not self.template.texts
         differentiable = of_probability and getattr(self.judge, "differentiable", False)
-        return Spec(self.template.needs, self.kind, differentiable, deterministic=self.deterministic)
+        return Spec(self.template.needs, self.kind, differentiable, self.deterministic, off_device=self.off_device)
 
     def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
         answers = self.ask(self._shown(samples, metadata), prompts, metadata)
@@ -356,7 +358,7 @@ class PairwiseJudgeReward(Asking):
         super().__init__(template, judge, both_orders=both_orders, **asking)
         if not self.template.pairwise:
             raise ValueError(f"template '{template}' judges one sample; {_name(self.template)} takes it")
-        self.spec = Spec(self.template.needs, "pairwise", deterministic=self.deterministic)
+        self.spec = Spec(self.template.needs, "pairwise", deterministic=self.deterministic, off_device=self.off_device)
 
     def compare(
         self,

@@ -71,7 +71,9 @@ class StepJudge:
         if weights is not None and (unknown := sorted(weights.keys() - known)):
             raise ValueError(f"step_judge: no question is called '{unknown[0]}'; there are {', '.join(sorted(known))}")
         deterministic = all(each.deterministic for each in self.askers)
-        self.spec = Spec(frozenset({"text", "prompt", "metadata"}), deterministic=deterministic)
+        off_device = all(each.off_device for each in self.askers)
+        needs = frozenset({"text", "prompt", "metadata"})
+        self.spec = Spec(needs, deterministic=deterministic, off_device=off_device)
 
     def bind(self, model: Any) -> None:
         """Hand the model in training to a judge that is this model."""

@@ -1,26 +1,33 @@
 """Overlap keeps the order and the numbers, and hides the time."""
 
 import itertools
+import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from flowalign.algorithms.policy_gradient import ActionExperience
-from flowalign.config import Sampling
+from flowalign.config import Sampling, load, recipe
 from flowalign.data import Prompts
 from flowalign.data.batches import Batch, draw_batch
 from flowalign.errors import ConfigError
 from flowalign.evaluation.scores import evaluate
+from flowalign.registry import resolve
 from flowalign.rollouts.draw import Draw
 from flowalign.rollouts.sampler import Sampler
 from flowalign.training import Trainer
+from flowalign.training.assembly import overlaps
 from flowalign.training.scoring import Scoring
-from rewards import FunctionReward, Scores, Spec, groups
+from rewards import FunctionReward, Scores, Spec, groups, spec_of
+from rewards.base import Metadata
+from rewards.shapes.reward import ShapesReward
 from tests.flowalign.small_run import COLLECTING, small_run
 
 
@@ -141,6 +148,90 @@ def test_parts_that_fill_whole_network_batches_give_the_same_bits(tmp_path: Path
     for name in ("latents", "velocity", "log_prob"):
         assert torch.equal(getattr(parts.rollout.trajectory, name), getattr(whole.rollout.trajectory, name))
     assert torch.equal(parts.advantage, whole.advantage)
+
+
+class Elsewhere:
+    """The reward of shapes, as a server would compute it: the first part's scores come while the second is sampled."""
+
+    name = "elsewhere"
+
+    def __init__(self, wait: bool) -> None:
+        self.inside, self.wait, self.sampling = ShapesReward(), wait, threading.Event()
+        self.spec = replace(spec_of(self.inside), off_device=True)
+        self.rows: list[int] = []
+
+    def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        self.rows.append(len(samples))
+        if self.wait and len(self.rows) == 1:
+            assert self.sampling.wait(20), "scored before the next part was sampled"
+            time.sleep(0.05)
+        return self.inside(samples, prompts, metadata)
+
+
+def trained(folder: Path, overlap: str) -> tuple[Elsewhere, dict[str, torch.Tensor], dict[str, Any]]:
+    """The reward, trained weights and metrics of a whole run of 4 groups of 4, in network batches of 8."""
+    reward = Elsewhere(wait=overlap == "null")
+    changes = [f"rollout.overlap={overlap}", "rollout.batch_size=8", "rollout.share_start_noise=false"]
+    run = small_run("tiny_sd3/flow_grpo", folder, *changes, "training.group_size=4", reward=reward)
+    begin, begun = run.sampler.rollout, []
+
+    def rollout(batch: Batch) -> Any:
+        begun.append(batch)
+        if len(begun) == 2:
+            reward.sampling.set()
+        return begin(batch)
+
+    run.sampler.rollout = rollout  # type: ignore[method-assign]
+    run.train()
+    return (
+        reward,
+        load_file(next((folder / "run" / "lora").glob("*.safetensors"))),
+        json.loads((folder / "run" / "metrics.jsonl").read_text()),
+    )
+
+
+def test_rewards_that_leave_the_device_free_are_scored_while_samples_are_drawn(tmp_path: Path):
+    once, alone, _ = trained(tmp_path / "alone", "1")
+    twice, overlapped, metrics = trained(tmp_path / "overlapped", "null")
+    assert once.rows == [16] and twice.rows == [8, 8]
+    assert alone.keys() == overlapped.keys() and all(torch.equal(alone[name], overlapped[name]) for name in alone)
+    assert metrics["seconds/reward_hidden"] > 0.03
+
+
+def test_parts_that_no_setting_names_are_whole_network_batches(tmp_path: Path):
+    run = small_run("tiny_sd3/flow_grpo", tmp_path, "rollout.batch_size=8", reward=Elsewhere(wait=False))
+    assert run.sampler.overlaps
+
+    def lengths(groups: int, members: int, batch_size: int, shared: bool = False) -> list[int]:
+        run.sampler.config.rollout.batch_size = batch_size
+        draw = Draw(run.sampler, run.scorer, draw_batch(run.prompts, 0, groups, members, 0, shared))
+        parts = [len(part) for part in itertools.chain.from_iterable(draw)]
+        assert draw.parts == len(parts)
+        return parts
+
+    assert lengths(4, 4, 8) == [8, 8]
+    # the second network batch begins within a group
+    assert lengths(4, 6, 8) == [24]
+    assert lengths(4, 4, 4) == lengths(4, 4, 2) == [4, 4, 4, 4]
+    assert lengths(20, 4, 4) == [8, 12] * 4
+    # the steps that a group shares are one sample each
+    assert lengths(4, 4, 4, shared=True) == [16]
+
+
+@pytest.mark.parametrize(
+    ("change", "spec"),
+    [
+        ("rollout.overlap=1", Spec(off_device=True)),
+        ("rollout.overlap=null", Spec(off_device=True, kind="set")),
+        ("rollout.overlap=null", Spec()),
+        ("algorithm.name=branch_grpo", Spec(off_device=True)),
+    ],
+)
+def test_other_runs_are_sampled_in_one_part(change: str, spec: Spec):
+    reward = Elsewhere(wait=False)
+    reward.spec = spec
+    config = load(recipe("tiny_sd3/flow_grpo"), [change])
+    assert not overlaps(config, resolve("algorithms", config.algorithm.name), reward)
 
 
 def test_rewards_of_groups_are_split_with_their_groups_and_those_of_the_whole_batch_refused(tmp_path: Path):
