@@ -82,8 +82,26 @@ class TextConfig(BaseConfig):
 
             require_vllm()
         model = self.model
+        self._check_draws()
         for name in ("system", "chat_template", "chat_template_kwargs"):
             if getattr(model, name) and not (model.chat or model.images):
                 raise ConfigError(f"model.{name}: only a chat has one; model.chat=true works")
         if model.chat_template is not None and not Path(model.chat_template).is_file():
             raise ConfigError(f"model.chat_template: no file at '{model.chat_template}'")
+
+    def _check_draws(self) -> None:
+        """Refuse what a model that writes and draws cannot do."""
+        model = self.model
+        if model.draws is None:
+            return
+        cannot = {
+            "model.images": (model.images, "it is shown no pictures; false"),
+            "model.chat": (model.chat, "its prompts are no chat; false"),
+            "model.padding": (model.padding != "left", "prompts are padded on the left; left"),
+            "environment": (self.environment is not None, "it takes no turns; null"),
+            "rollout.engine": (self.rollout.engine.name != HERE, "transformers alone draws with guidance; trainside"),
+            "rollout.repetition_penalty": (self.rollout.repetition_penalty != 1, "pictures repeat tokens; 1.0"),
+        }
+        for name, (given, why) in cannot.items():
+            if given:
+                raise ConfigError(f"{name}: with model.draws {why} works")

@@ -107,6 +107,8 @@ def plan_text(config: TextConfig, gpu: str, gpus: int, price: float | None) -> R
     """Plan a run that trains a language model; see `plan.plan`."""
     if config.model.images:
         raise ConfigError("model.images: what pictures in prompts take is not counted; plan is of texts alone")
+    if config.model.draws is not None:
+        raise ConfigError("model.draws: what pictures take is not counted; plan is of texts alone")
     if config.environment is not None:
         raise ConfigError("environment: how long its answers are is not known; plan is of texts without turns")
     if config.rollout.engine.name != HERE:

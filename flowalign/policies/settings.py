@@ -120,6 +120,21 @@ class Model(Network):
     context_parallel: ContextParallel = ContextParallel()
 
 
+class Draws(Section):
+    """Pictures of a model that writes and draws (Emu3)."""
+
+    height: int = Field(8, ge=1)
+    """Rows of a picture, in tokens."""
+    width: int = Field(8, ge=1)
+    """Columns of a picture, in tokens."""
+    thinking: int = Field(0, ge=0)
+    """Most tokens of the plan in words before a picture; 0 draws at once."""
+    instruction: str = ""
+    """Text after a prompt that asks for a plan."""
+    guidance: float = Field(1.0, ge=1)
+    """Scale of classifier-free guidance of a picture's tokens; 1 is none, and half the time."""
+
+
 class TextModel(Network):
     kind: Literal["text"]
     path: str
@@ -137,6 +152,8 @@ class TextModel(Network):
     """Further arguments of the chat template, such as {enable_thinking: false}."""
     images: bool = False
     """an image-text-to-text model: a prompt is a user's turn that shows the pictures under 'image' in its metadata"""
+    draws: Draws | None = None
+    """Pictures of an Emu3, which are scored in the place of texts: picture tokens are actions like words."""
 
 
 class Snapshot(Section):

@@ -151,7 +151,7 @@ def _algorithm_and_reward(
     torch.manual_seed(config.training.seed)
     check_sound(config, policy)
     reward = build_reward(config.rewards) if reward is None else as_reward(reward)
-    check_media(reward, config.model.kind)
+    check_media(reward, config.model)
     torch.manual_seed(config.training.seed)
     algorithm: Algorithm = config.build_algorithm()
     algorithm.check_reward(reward, config)

@@ -25,8 +25,9 @@ from flowalign.policies.diffusion.families import family_of
 from flowalign.policies.diffusion.storage import check_arguments, described_by, load_config, network_class
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.turns import AgentPolicy
+from flowalign.policies.language.unified import UnifiedPolicy
 from flowalign.policies.language.vision_language import VisionLanguagePolicy
-from flowalign.policies.settings import Network, Sampling
+from flowalign.policies.settings import Network, Sampling, TextModel
 from flowalign.rollouts.language import LanguageSampler
 from flowalign.rollouts.pictures import DiffusionSampler
 from flowalign.rollouts.processes import Processes
@@ -106,6 +107,8 @@ def language_policy(config: TextConfig) -> tuple[type[LanguagePolicy], dict[str,
     chat = {"system": model.system, "template": template, "template_arguments": model.chat_template_kwargs}
     if model.images:
         return VisionLanguagePolicy, chat
+    if model.draws is not None:
+        return UnifiedPolicy, model.draws.model_dump()
     settings = chat | {"padding": model.padding, "chat": model.chat}
     if environment is None:
         return LanguagePolicy, settings
@@ -127,12 +130,13 @@ def check_trackers(names: Sequence[str]) -> None:
             raise ConfigError(f"trackers: '{name}' is not installed; pip install {name}, or leave it out")
 
 
-def check_media(reward: Reward, kind: str) -> None:
+def check_media(reward: Reward, model: Network) -> None:
     """Refuse rewards of texts for a model that makes pictures, and the other way round."""
+    writes = isinstance(model, TextModel) and model.draws is None
     for single in reward.rewards if isinstance(reward, WeightedSum) else [reward]:
         needs = spec_of(single).needs
         texts, pictures = "text" in needs, bool(needs & {"image", "frames", "latents", "sound"})
-        if (texts or pictures) and not (texts if kind == "text" else pictures):
+        if (texts or pictures) and not (texts if writes else pictures):
             needed, samples = ("texts", "pictures") if texts else ("pictures", "texts")
             raise ConfigError(f"rewards: '{single.name}' scores {needed}, and this model makes {samples}")
 

@@ -18,6 +18,7 @@ from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import characters
+from flowalign.policies.language.unified import UnifiedPolicy
 from flowalign.policies.rendering import renderer
 from flowalign.rollouts.language import LanguageSampler
 from flowalign.rollouts.pictures import DiffusionSampler
@@ -185,13 +186,17 @@ def _plain_groups_of_texts(sampler: LanguageSampler, scorer: Scorer, batch: Batc
 def _judged_groups_of_texts(
     sampler: LanguageSampler, scorer: Scorer, algorithm: Algorithm, batch: Batch
 ) -> list[Group]:
-    """The groups of a batch with the advantages of tokens, or the pictures of rewritten prompts."""
+    """The groups of a batch with the advantages of tokens, or pictures: of rewritten prompts, or drawn after a plan."""
     experience = algorithm.at_once(sampler, scorer, batch)
     rollout, advantage = experience.rollout, experience.advantage
     texts, rewriting = sampler.policy.decode(rollout), renderer(scorer.reward)
     samples: Sequence[Any] = texts
+    words: list[str] | None = None
     if rewriting is not None:
         samples = rewriting.render(texts, scorer.metadata(batch, range(len(batch))))
+        words = [rewriting.prompt(text) for text in texts]
+    elif isinstance(sampler.policy, UnifiedPolicy):
+        words = sampler.policy.plans(rollout)
     earned = masked_mean(advantage, rollout.mask)
 
     def tokens(row: int) -> list[tuple[str, float, float, float]]:
@@ -202,8 +207,8 @@ def _judged_groups_of_texts(
         dataclasses.replace(
             group,
             advantages=earned[rows].tolist(),
-            rewritten=None if rewriting is None else [rewriting.prompt(texts[row]) for row in rows],
-            tokens=None if rewriting else [tokens(row) for row in rows],
+            rewritten=None if words is None else [words[row] for row in rows],
+            tokens=[tokens(row) for row in rows] if words is None else None,
         )
         for group, rows in zip(groups, _rows_of_groups(batch), strict=True)
     ]

@@ -255,7 +255,7 @@ def loaded(
 
     with opened(run, trust):
         config = _config(run)
-    check_media(judge, config.model.kind)
+    check_media(judge, config.model)
     if requested and config.model.kind != "pictures":
         raise ConfigError(f"{of_pictures(requested)}, and {run} trained a language model")
     with opened(run, trust):

@@ -273,7 +273,7 @@ class LanguagePolicy(Policy[TextRollout]):
             eos_token_id=self.ends,
             pad_token_id=self.tokenizer.pad_token_id,
         )
-        with self._autocast(), _without_own_settings(self._bare):
+        with self._autocast(), without_own_settings(self._bare):
             sequences = self._bare.generate(  # type: ignore[operator]
                 **inputs,
                 generation_config=settings,
@@ -460,7 +460,7 @@ def _recomputed(forward: Callable[..., Any], *inputs: Any, **settings: Any) -> o
 
 
 @contextlib.contextmanager
-def _without_own_settings(network: PreTrainedModel) -> Iterator[None]:
+def without_own_settings(network: PreTrainedModel) -> Iterator[None]:
     """Within it `generate` takes nothing from the model's own generation_config, such as a repetition penalty."""
     settings, network.generation_config = network.generation_config, GenerationConfig()
     try:

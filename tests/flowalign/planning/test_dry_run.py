@@ -24,7 +24,7 @@ RECIPES = sorted(
     f"{path.parent.name}/{path.stem}"
     for path in recipe("").parent.glob("*/*.yaml")
     # of launchers; from files and questions, which are the user's own
-    if path.parent.name not in ("tiny_vlm", "qwen_vl", "accelerate") and path.stem not in FILES
+    if path.parent.name not in ("tiny_emu3", "tiny_vlm", "qwen_vl", "accelerate") and path.stem not in FILES
 )
 TEXTS = [name for name in RECIPES if name.startswith(("tiny_lm/", "qwen/"))]
 # the same methods as in tiny_lm; a test of its own tries qwen/dr_grpo
