@@ -16,6 +16,14 @@ ERRORS = 5.0
 """Standard errors above which a difference counts as a fall; many, since the best of all averages is compared."""
 HIGH = 0.5
 """Share of the highest learning rate so far; below it there is no warning, since the rate is falling already."""
+SIGNS = {
+    "gradient_norm": "the gradient's norm",
+    "clip_fraction": "the share of clipped ratios",
+    "kl": "the distance to the start weights",
+}
+"""Metrics, without their engine's name, that grow in runs which unlearn."""
+GREW = 2.0
+"""Times that a sign has to grow from the first `WINDOW` iterations to the last ones to be named in the warning."""
 
 
 class Health:
@@ -30,6 +38,8 @@ class Health:
         self.training, self.warned = training, silent
         self.rewards: list[float] = []
         """Mean reward of each iteration."""
+        self.signs: dict[str, list[float]] = {}
+        """Values of each of `SIGNS` by iteration."""
         self.rate = self.highest = 0.0
         """Current learning rate, and the highest so far."""
         self._best: tuple[int, list[int], list[float]] | None = None
@@ -42,6 +52,9 @@ class Health:
         self.rate = metrics.get("learning_rate", 0.0)
         self.highest = max(self.highest, self.rate)
         self.rewards.append(metrics["reward/mean"])
+        for name, value in metrics.items():
+            if (sign := name.rpartition("/")[2]) in SIGNS:
+                self.signs.setdefault(sign, []).append(value)
         fall = fallen(self.rewards)
         if fall is not None:
             best, now = fall
@@ -70,7 +83,14 @@ class Health:
     def _warn(self, seen: str) -> None:
         if not self.warned and self.rate >= HIGH * self.highest:
             self.warned = True
-            logger.warning("%s; training for longer may make it worse. What helps: %s", seen, remedies(self.training))
+            seen += "".join(f"; {SIGNS[sign]} went from {then:.2g} to {now:.2g}" for sign, then, now in self._grown())
+            helps = remedies(self.training, measures_distance="kl" in self.signs)
+            logger.warning("%s; training for longer may make it worse. What helps: %s", seen, helps)
+
+    def _grown(self) -> list[tuple[str, float, float]]:
+        """Signs that grew, with their averages over the first `WINDOW` iterations and the last."""
+        ends = [(sign, fmean(values[:WINDOW]), fmean(values[-WINDOW:])) for sign, values in self.signs.items()]
+        return [(sign, then, now) for sign, then, now in ends if now > GREW * then]
 
 
 def fallen(rewards: Sequence[float]) -> tuple[float, float] | None:
@@ -89,13 +109,20 @@ def fallen(rewards: Sequence[float]) -> tuple[float, float] | None:
     return (best, now) if best - now > ERRORS * (2 * variance / WINDOW) ** 0.5 else None
 
 
-def remedies(training: Training) -> str:
-    """Settings that make such a run rise again, or keep its best weights."""
+def remedies(training: Training, measures_distance: bool = False) -> str:
+    """Settings that make such a run rise again, or keep its best weights.
+
+    Args:
+        training: the configuration's section.
+        measures_distance: whether the distance to the start weights is among the metrics, so that it can be weighed.
+    """
     rate, prompts = training.optimizer.learning_rate, training.prompts_per_iteration
     helps = [
         f"a third of training.optimizer.learning_rate (it is {rate:g})",
         f"more training.prompts_per_iteration (they are {prompts})",
     ]
+    if measures_distance:
+        helps.append("a larger algorithm.kl_weight")
     if training.ema_decay is None:
         helps.append("an average of the weights (training.ema_decay: 0.97)")
     return ", ".join(helps) + ", the best weights kept (evaluation.every: 20, evaluation.watch.keep_best: true)"
