@@ -28,6 +28,7 @@ NAMED_BY_THEIR_PARTS = {
     "routed": "rewards.routed:Routed",
     "gate": "rewards.compose:Gate",
     "rescaled": "rewards.compose:Rescaled",
+    "judged_by": "rewards.compose:JudgedBy",
     "scheduled": "rewards.compose:ScheduledSum",
     "per_frame": "rewards.frames:PerFrame",
     "win_rate": "rewards.pairwise:WinRate",

@@ -16,6 +16,7 @@ from rewards.base import (
     Latents,
     Metadata,
     Reward,
+    RewardError,
     Scores,
     Spec,
     advance,
@@ -294,6 +295,41 @@ class Rescaled(Composition):
     def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         value = (values[0] - self.low) / (self.high - self.low)
         return value.clamp(0, 1) if self.clip else value
+
+
+class JudgedBy(Composition):
+    """A reward that is told a text of the metadata in the place of the prompt, e.g. what a loose request means.
+
+    Args:
+        key: key of the metadata that holds the text.
+    """
+
+    def __init__(self, reward: Reward, key: str) -> None:
+        super().__init__([reward], "judged_by")
+        self.key = key
+
+    @property
+    def spec(self) -> Spec:
+        spec = super().spec
+        return replace(spec, needs=spec.needs | {"metadata"})
+
+    def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        return super().__call__(samples, self._texts(prompts, metadata), metadata)
+
+    def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
+        return super().score_pixels(pixels, self._texts(prompts, metadata), metadata)
+
+    def score_latents(self, latents: Latents, prompts: Sequence[str], metadata: Metadata) -> Scores:
+        return super().score_latents(latents, self._texts(prompts, metadata), metadata)
+
+    def _texts(self, prompts: Sequence[str], metadata: Metadata) -> list[str]:
+        lacking = next((text for text, record in zip(prompts, metadata, strict=True) if self.key not in record), None)
+        if lacking is not None:
+            raise RewardError(f"reward '{self.name}': the metadata of the prompt {lacking!r} has no '{self.key}'")
+        return [str(record[self.key]) for record in metadata]
+
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
+        return values[0]
 
 
 class ScheduledSum(Composition):

@@ -141,8 +141,8 @@ class Algorithm(ABC, Generic[ConfigT, SamplerT, PolicyT, RolloutT, RecordT, Expe
         return False
 
     @property
-    def moves_start(self) -> bool:
-        """Whether it trains what moves the start noise of a generator that stays as it is."""
+    def samples_otherwise(self) -> bool:
+        """Whether samples need more on the policy than its weights, from `modules`: moved start noise, a writer."""
         return False
 
     @property

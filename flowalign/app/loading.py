@@ -45,7 +45,7 @@ def load_for_sampling(
         if trained and weights is None:
             load_trained(policy, folder)
             algorithm = config.build_algorithm()
-            if algorithm.moves_start:
+            if algorithm.samples_otherwise:
                 load_modules(algorithm.modules(policy), folder)
     else:
         policy = kind.from_pretrained(shipped(model), dtype, device, encode_options=ENCODE.get(model))

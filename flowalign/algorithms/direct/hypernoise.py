@@ -40,7 +40,7 @@ class HyperNoise(DirectAlgorithm):
     Settings = HyperNoiseSettings
     settings: HyperNoiseSettings
     idle = "the reward does not depend on the start noise"
-    moves_start = True
+    samples_otherwise = True
     combines = DirectAlgorithm.combines - {"shards", "whole"}
 
     def check(self, config: Config) -> None:

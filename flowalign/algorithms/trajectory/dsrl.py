@@ -45,7 +45,7 @@ class DSRL(PolicyGradient[Config, DiffusionSampler, DiffusersPolicy, Rollout]):
     settings: DSRLSettings
     unit = "start noises"
     noise = "start"
-    moves_start = True
+    samples_otherwise = True
     combines = PolicyGradient.combines - {"whole", "served"}
     network: StartNoise
 

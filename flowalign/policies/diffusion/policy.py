@@ -48,7 +48,7 @@ from flowalign.runs.checkpoint import check_weights
 from flowalign.runs.progress import report
 from rewards import Latents, Sample, sides
 from rewards.base import vae_of
-from samplers import All, Recorder, Transition, derive_seed, ode
+from samplers import All, Recorder, Rows, Transition, derive_seed, ode
 from samplers.completion import VelocityAt
 from samplers.kernels import Kernel
 from samplers.noise import generators
@@ -83,6 +83,8 @@ class DiffusersPolicy(Policy[Rollout]):
         """Branches of guidance that gradients of a velocity flow through."""
         self.start_noise: Callable[[Rollout], Tensor] | None = None
         """Function that moves the start noise of all samples: a rollout that stayed there -> [B, ...]"""
+        self.writer: Callable[[Sequence[str], Sequence[int]], tuple[list[str], Rows]] | None = None
+        """Function that writes what is drawn: prompts and seeds -> texts for the text encoders, and how they came."""
         self.frozen = False
         """The start weights sample, and training only moves the start noise."""
         self._vae_visit: Any = None
@@ -306,7 +308,8 @@ class DiffusersPolicy(Policy[Rollout]):
         call |= {"sigmas": list(sigmas)} if sigmas is not None else {}
         sources = self.family.sources_of(self.pipeline, metadata, prompts, call)
         negative = [record.get("negative_prompt", negative_prompt) for record in metadata or [{}] * len(prompts)]
-        texts = list(zip(prompts, negative, strict=True))
+        drawn, written = (prompts, None) if self.writer is None else self.writer(prompts, noise_seeds)
+        texts = list(zip(drawn, negative, strict=True))
         scales = (guidance,) if guidance_2 is None else (guidance, guidance_2)
         rollouts: list[Rollout] = []
 
@@ -337,7 +340,8 @@ class DiffusersPolicy(Policy[Rollout]):
                 moved = sample(scheduler, call | {"latents": self._moved(start)}, False)
                 add(replace(moved, unmoved=start.trajectory.latents[:, 0]))
         report(len(texts), len(texts))
-        return replace(Rollout.cat(rollouts), rlg=rlg, rlg_from=rlg_from, cached=cache is not None)
+        whole = replace(Rollout.cat(rollouts), rlg=rlg, rlg_from=rlg_from, cached=cache is not None)
+        return whole if written is None else replace(whole, prompts=list(prompts), written=written)
 
     def _weighing(
         self, rlg: float | Mapping[str, float], holds: Callable[[], bool] = lambda: True

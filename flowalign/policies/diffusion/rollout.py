@@ -46,6 +46,8 @@ class Rollout(Rows):
     """Whether a feature cache was on, so that a replay has other velocities."""
     unmoved: Tensor | None = None
     """[B, ...] the start noise before the policy's `start_noise` moved it"""
+    written: Rows | None = None
+    """What the policy's `writer` wrote before it drew, as the writer keeps it."""
     policy: Any = field(default=None, compare=False)
 
     def __repr__(self) -> str:
