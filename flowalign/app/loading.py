@@ -100,4 +100,6 @@ def load_modules(modules: Mapping[str, nn.Module], run: Path) -> None:
     values = tensors.get("ema", tensors["trainable"])
     for name, module in modules.items():
         state = {key.removeprefix(f"{name}."): value for key, value in values.items() if key.startswith(f"{name}.")}
-        module.load_state_dict(state)
+        with fitting(newest):
+            # what is frozen or tied is not among them
+            module.load_state_dict({**module.state_dict(), **state})

@@ -26,6 +26,7 @@ from rewards.cache import Cached
 from rewards.compose import (
     Agreement,
     Gate,
+    JudgedBy,
     MeanMinusSpread,
     Normalized,
     Product,
@@ -441,3 +442,11 @@ def test_rewards_that_wait_are_asked_at_once() -> None:
 
     rewards = [FunctionReward(slow, "a"), FunctionReward(slow, "b"), FunctionReward(lambda s, p: [1.0] * len(s), "c")]
     assert score(WeightedSum(rewards), [""] * 5, PROMPTS, NO_METADATA).value.tolist() == [3.0] * 5
+
+
+def test_a_reward_may_be_told_a_text_of_the_metadata() -> None:
+    length = FunctionReward(lambda images, prompts: [float(len(text)) for text in prompts], "length")
+    judged = JudgedBy(length, "means")
+    assert score(judged, PICTURES[:2], PROMPTS[:2], [{"means": "ab"}, {"means": "abc"}]).value.tolist() == [2, 3]
+    with pytest.raises(RewardError, match="the prompt 'x' has no 'means'"):
+        score(judged, PICTURES[:2], PROMPTS[:2], [{"means": "ab"}, {}])

@@ -42,7 +42,7 @@ class WriterSettings(base.AlgorithmSettings):
     path: str
     """Folder or hub name of a causal language model, or a shipped one."""
     shown: str = "{prompt} {text}"
-    """What the generator's text encoders read, of the prompt and the text that was written."""
+    """Text for the generator's text encoders, with the prompt and the written text in their places."""
     max_new_tokens: int = Field(64, gt=0)
     temperature: float = Field(1.0, gt=0)
     chat: bool = False

@@ -47,7 +47,7 @@ class Rollout(Rows):
     unmoved: Tensor | None = None
     """[B, ...] the start noise before the policy's `start_noise` moved it"""
     written: Rows | None = None
-    """What the policy's `writer` wrote before it drew, as the writer keeps it."""
+    """Texts of the policy's `writer` that the samples were drawn from, as the writer keeps them."""
     policy: Any = field(default=None, compare=False)
 
     def __repr__(self) -> str:
