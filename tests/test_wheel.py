@@ -49,7 +49,7 @@ from flowalign.config import load
 load("tiny_sd3/flow_grpo").check(processes=1)
 print(flowalign.__file__)
 demo.PICTURES = (1, 1)
-main.main(["demo", "--iterations", "2", "--output", "demo"])
+main.main(["demo", "--iterations", "1", "--output", "demo"])
 """
 
 
