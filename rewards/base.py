@@ -85,6 +85,10 @@ class Spec:
             raise ValueError(f"a Spec's kind is one of {', '.join(get_args(Kind))}; got {self.kind!r}")
 
 
+PLAIN = Spec()
+"""Properties of a reward that says none."""
+
+
 @dataclass(frozen=True)
 class Latents:
     """A finished sample as its model has it, before any VAE; or a batch of them."""
@@ -319,7 +323,7 @@ def spec_of(reward: NamedReward) -> Spec:
     Raises:
         RewardError: its `spec` is no Spec.
     """
-    spec = getattr(reward, "spec", Spec())
+    spec = getattr(reward, "spec", PLAIN)
     if not isinstance(spec, Spec):
         raise RewardError(f"reward '{reward.name}': its `spec` must be a rewards.Spec (got {_short(spec)})")
     return spec
@@ -353,6 +357,22 @@ class Around:
     def bind(self, model: Any) -> None:
         """Pass on the language model in training."""
         bind(self.reward, model)
+
+
+class AroundSeveral:
+    """Base of a reward around several, `rewards`: what it is told, it passes on."""
+
+    rewards: Sequence[Any]
+
+    def advance(self, progress: float) -> None:
+        """Tell the rewards inside how far training is, in [0, 1]."""
+        for reward in self.rewards:
+            advance(reward, progress)
+
+    def bind(self, model: object) -> None:
+        """Hand the language model in training to those inside that ask it."""
+        for reward in self.rewards:
+            bind(reward, model)
 
 
 def one_line(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rewards.base import (
     END,
+    AroundSeveral,
     Kind,
     Latents,
     Metadata,
@@ -19,9 +20,7 @@ from rewards.base import (
     RewardError,
     Scores,
     Spec,
-    advance,
     as_reward,
-    bind,
     groups,
     score,
     spec_of,
@@ -32,7 +31,7 @@ _WIDTH: dict[Kind, int] = {"pointwise": 0, "group": 1, "set": 2}
 _EPS = 1e-6
 
 
-class Composition(ABC):
+class Composition(AroundSeveral, ABC):
     """Base: `rewards` are scored on the same samples, and `combine` makes one value of their values.
 
     A part is named after its reward; where two have one name, the second gets a number. The weights of rewards that
@@ -87,16 +86,6 @@ class Composition(ABC):
         """See `LatentReward.score_latents`; every part must score latents."""
         scores = [score_with_gradient(reward, latents, prompts, metadata) for reward in self.rewards]
         return self._collect(scores, prompts, metadata)
-
-    def advance(self, progress: float) -> None:
-        """Tell the schedules inside how far training is, in [0, 1]."""
-        for reward in self.rewards:
-            advance(reward, progress)
-
-    def bind(self, model: object) -> None:
-        """Hand the language model in training to those inside that ask it."""
-        for reward in self.rewards:
-            bind(reward, model)
 
     def _collect(self, scores: Sequence[Scores], prompts: Sequence[str], metadata: Metadata) -> Scores:
         parts = {}

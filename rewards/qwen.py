@@ -226,11 +226,6 @@ def resized(pixels: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(pixels, size, mode="bicubic", antialias=True, align_corners=False)
 
 
-def in_8_bits(pixels: Tensor) -> Tensor:
-    """Pixels in [0, 1] as 8 bits hold them."""
-    return (pixels * 255).round().clamp(0, 255) / 255
-
-
 def smart_size(height: int, width: int, side: int, low: int, high: int) -> tuple[int, int]:
     """Height and width of nearly the same shape, in multiples of `side`, with from `low` to about `high` pixels."""
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize

@@ -22,7 +22,7 @@ class OwnModel:
     own: Literal[True]
     """always true"""
     weights: str | None = None
-    """snapshot of `training.snapshots` that judges; default the weights of now, as published"""
+    """snapshot of `training.snapshots` that judges; default the current weights, as published"""
     batch_size: int = 8
     """questions a network call"""
 

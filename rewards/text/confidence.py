@@ -85,7 +85,7 @@ class Consistency(OwnAnswer):
     Args:
         outcome: a verifier; from 1/2 on is right.
         bonus: what consistency adds.
-        weights: name of the snapshot in `training.snapshots`, e.g. {slow: {decay: 0.99}}; null: the weights of now.
+        weights: name of the snapshot in `training.snapshots`, e.g. {slow: {decay: 0.99}}; null: the current weights.
         model, pattern: as of `OwnAnswer`.
     """
 

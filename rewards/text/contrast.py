@@ -159,11 +159,11 @@ class Foretold(AsksModel):
     2510.01265).
 
     The text is the thought, the metadata's `answer` what follows in the document: `flowalign prompts segments` cuts
-    documents so. mean log p(next | prompt, thought) under the weights of now - mean log p(next | prompt) under those of
-    a snapshot that follows slowly.
+    documents so. mean log p(next | prompt, thought) under the current weights - mean log p(next | prompt) under those
+    of a snapshot that follows slowly.
 
     Args:
-        weights: name of the snapshot in `training.snapshots`, e.g. {slow: {decay: 0.999}}; null: the weights of now.
+        weights: name of the snapshot in `training.snapshots`, e.g. {slow: {decay: 0.999}}; null: the current weights.
         model: a frozen model in the place of the trained one.
         key: key of what comes next in the metadata.
         lead: comes between thought and document.

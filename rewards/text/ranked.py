@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from rewards.base import Metadata, Reward, Scores, Spec, advance, as_reward, bind, score, spec_of
+from rewards.base import AroundSeveral, Metadata, Reward, Scores, Spec, as_reward, score, spec_of
 from rewards.text.checks import NUMBER, needed
 
 
@@ -50,7 +50,7 @@ class Ranked:
         return Scores(value, {"unscored": torch.tensor([float(number is None) for number in scores])})
 
 
-class Lexicographic:
+class Lexicographic(AroundSeveral):
     """A comparison by the most important reward; where two samples are about equal by it, by the next (HERON, after the
     abstract). `win_rate` or `compared` makes a reward of it.
 
@@ -70,16 +70,6 @@ class Lexicographic:
         specs = [spec_of(reward) for reward in self.rewards]
         needs = frozenset().union(*(spec.needs for spec in specs))
         self.spec = Spec(needs, "pairwise", deterministic=all(spec.deterministic for spec in specs))
-
-    def advance(self, progress: float) -> None:
-        """Tell the rewards how far training is, in [0, 1]."""
-        for reward in self.rewards:
-            advance(reward, progress)
-
-    def bind(self, model: object) -> None:
-        """Hand the language model in training to the rewards that ask it."""
-        for reward in self.rewards:
-            bind(reward, model)
 
     def compare(
         self, first: Sequence[Any], second: Sequence[Any], prompts: Sequence[str], metadata: Metadata
