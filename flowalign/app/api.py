@@ -347,8 +347,8 @@ def find(
     )
     options: Sampling = parse(Sampling, sampling)
     policy = model if isinstance(model, DiffusersPolicy) else load(model)
-    store = None if output is None else SearchStore(Path(output))
-    return search(policy, prompt_list, methods, _sum(reward).built, options, allowed, seed, store, progress)
+    store, built = None if output is None else SearchStore(Path(output)), _sum(reward).built
+    return search(policy, prompt_list, methods, built, options, allowed, seed=seed, store=store, progress=progress)
 
 
 @dataclass(repr=False)

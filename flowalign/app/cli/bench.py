@@ -65,7 +65,19 @@ def bench(
     # suites say what is wrong with their prompts and judges before a model loads
     for benchmark in suites:
         benchmark.prompts()
-    figures = _measure(model, lora, dtype, trust, base, suites, requested, folder, limit, seed, against)
+    figures = _measure(
+        model,
+        suites,
+        folder,
+        lora=lora,
+        dtype=dtype,
+        trust=trust,
+        base=base,
+        requested=requested,
+        limit=limit,
+        seed=seed,
+        against=against,
+    )
     if figures is None:
         return
     from flowalign.app.gallery import build
@@ -139,13 +151,14 @@ def build_suites(names: str, settings: list[str]) -> "list[Suite]":
 
 def _measure(
     model: str,
+    suites: "list[Suite]",
+    folder: Path,
+    *,
     lora: Path | None,
     dtype: str,
     trust: bool,
     base: bool,
-    suites: "list[Suite]",
     requested: dict[str, Any],
-    folder: Path,
     limit: int | None,
     seed: int | None,
     against: Path | None,

@@ -190,7 +190,16 @@ def league(
         find_beside(config)
     output = output or Path("runs/league" if world == "shapes" else f"runs/league-{world}")
     table = run_league(
-        configs, seeds, LeagueBudget.parse(budget), output, panel, set_ or [], pictures, world, first_seed, any_sampling
+        configs,
+        seeds,
+        LeagueBudget.parse(budget),
+        output,
+        panel=panel,
+        overrides=set_ or [],
+        pictures=pictures,
+        world=world,
+        first_seed=first_seed,
+        any_sampling=any_sampling,
     )
     print(f"table: {table}")
 

@@ -165,14 +165,14 @@ def train_reward(
             examples,
             tested,
             output,
-            model,
-            template,
-            loss,
-            reference,
-            epochs or 3,
-            learning_rate or RATE,
-            batch_size,
-            seed,
+            model=model,
+            template=template,
+            loss=loss,
+            reference=reference,
+            epochs=epochs or 3,
+            learning_rate=learning_rate or RATE,
+            batch_size=batch_size,
+            seed=seed,
         )
         _say(report)
         print(use)
@@ -181,7 +181,6 @@ def train_reward(
         raise ConfigError("--loss and --reference are of reward models of texts, and these preferences are not")
     if noisy is None:
         examples, tested = (None if votes is None else votes.of_pictures() for votes in (examples, tested))
-    if noisy is None:
         examples.check_enough(min_pairs, "--min-pairs")
     train, test = split(examples, 0.1, seed) if tested is None else (examples, tested)
     model = model or PICK_SCORE

@@ -326,7 +326,15 @@ class LanguagePolicy(Policy[TextRollout]):
             """[N, T, 2] in the place of logits."""
             rule = rollout.decoding
             sampled = token_scores(
-                hidden, head, self.vocabulary, tokens, rule, earlier, self.undrawn, measure, with_gradient
+                hidden,
+                head,
+                self.vocabulary,
+                tokens,
+                rule,
+                before=earlier,
+                undrawn=self.undrawn,
+                measure=measure,
+                with_gradient=with_gradient,
             )
             scored = torch.zeros(*mask.shape, 2, device=hidden.device)
             return scored.index_put(mask.nonzero(as_tuple=True), torch.stack(sampled, -1))
