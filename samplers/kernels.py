@@ -42,6 +42,9 @@ class Traits:
     """a network decides on the noise, not the levels and eta alone"""
 
 
+GAUSSIAN = Traits()
+
+
 def declares(traits: Traits) -> Callable[[Kernel], Kernel]:
     """Decorator: the kernel has these traits."""
 
@@ -54,7 +57,7 @@ def declares(traits: Traits) -> Callable[[Kernel], Kernel]:
 
 def traits_of(kernel: Kernel) -> Traits:
     """Declarations of a kernel."""
-    traits: Traits = getattr(kernel, "traits", Traits())
+    traits: Traits = getattr(kernel, "traits", GAUSSIAN)
     return traits
 
 

@@ -33,7 +33,7 @@ BETWEEN_MICRO_BATCHES = {
     "flowalign/algorithms/direct/base.py:score": "which samples' prompts the reward is asked about",
     "samplers/trajectory.py:distinct": "how many states of a micro-batch are different, where groups share their start",
     "rewards/vision.py:score_pixels": "a reward on the host fetches its pixels",
-    "flowalign/training/optimization.py:_backpropagate": "and sends their gradient back",
+    "flowalign/training/optimization.py:backward": "and sends their gradient back",
     "rewards/base.py:column": "values that are not finite are refused before their gradient is taken",
 }
 """Places where an update may wait."""

@@ -181,8 +181,8 @@ class PolicyGradient(
     ) -> ActionExperience:
         """The trajectories with what each action earned."""
         rollout, batch, scores = sampled.rollout, sampled.batch, sampled.scores
-        advantage, divergence_weight = self.advantages(record), self.action_weights(sampled.sampler, record)
-        loss_weight = divergence_weight * self.loss_shares(record)
+        advantage = self.advantages(record)
+        loss_weight, divergence_weight = self.weights(sampled.sampler, record)
         metrics = score_metrics(scores, record.group, processes) | self.record_metrics(record)
         length = rollout.mask.shape[1]
 
@@ -267,13 +267,10 @@ class PolicyGradient(
         source = f"algorithm.loss: '{self.settings.loss.name}'"
         return checked_loss(source, self.loss_of(actions), actions.log_prob.shape)
 
-    def action_weights(self, sampler: SamplerT, record: Record) -> Tensor:
-        """[B, T] of the actions' losses."""
-        return torch.ones_like(record.log_prob)
-
-    def loss_shares(self, record: Record) -> Tensor | float:
-        """[B, T] how much of each action's policy loss counts; divergences count whole."""
-        return 1.0
+    def weights(self, sampler: SamplerT, record: Record) -> tuple[Tensor, Tensor]:
+        """[B, T] weights of the actions' policy losses, and [B, T] of their divergences."""
+        ones = torch.ones_like(record.log_prob)
+        return ones, ones
 
     def record_metrics(self, record: Record) -> dict[str, float]:
         """Metrics of the record."""

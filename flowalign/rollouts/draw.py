@@ -7,7 +7,6 @@ from flowalign.config import BaseConfig
 from flowalign.data.batches import Batch
 from flowalign.rollouts.sampler import Sampled, Sampler
 from flowalign.rollouts.scoring import Scored, Scorer
-from rewards import Scores
 
 MOST = 8
 """Parts of an iteration where its settings name no number; flow_grpo scores in as many threads."""
@@ -59,32 +58,23 @@ class Draw:
         """
         self._parts.append((None if rollout is None else self.sampler.stored(rollout), batch, scored))
         for _, _, earlier in self._parts:
-            if earlier is not None and earlier.done():
+            if earlier is not None and earlier.future.done():
                 earlier.result()
 
     def whole(self) -> Sampled[Any, Any]:
         """All samples since the last call, with their scores, as one."""
         parts = [
-            self._sampled(rollout, batch, None if scored is None else scored.result())
+            Sampled(
+                rollout=rollout,
+                batch=batch,
+                scores=None if scored is None else scored.result(),
+                sampler=self.sampler,
+                scorer=self.scorer,
+            )
             for rollout, batch, scored in self._parts
         ]
         self._parts = []
-        return self._joined(parts)
-
-    def _sampled(self, rollout: object, batch: Batch, scores: Scores | None) -> Sampled[Any, Any]:
-        return Sampled(rollout=rollout, batch=batch, scores=scores, sampler=self.sampler, scorer=self.scorer)
-
-    def _joined(self, parts: Sequence[Sampled[Any, Any]]) -> Sampled[Any, Any]:
-        """Several parts as one."""
-        if len(parts) == 1:
-            return parts[0]
-        rollouts = [part.rollout for part in parts if part.rollout is not None]
-        scores = [part.scores for part in parts if part.scores is not None]
-        return self._sampled(
-            self.sampler.cat(rollouts) if rollouts else None,
-            Batch.cat([part.batch for part in parts]),
-            Scores.cat(scores) if scores else None,
-        )
+        return parts[0] if len(parts) == 1 else Sampled.cat(parts)
 
 
 def parts_of(config: BaseConfig) -> int:

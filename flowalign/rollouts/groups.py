@@ -50,17 +50,13 @@ class Groups:
         self.seed, self.size = config.training.seed, config.training.group_size
         self.next = 0
         """The iteration after the last one that was drawn."""
-        # a text depends on its noise seed alone; a picture that is made from it has start noise, which may be shared
-        self.shares_start_noise = getattr(config.rollout, "share_start_noise", True)
         self.dynamic = config.data.dynamic_sampling
         settings = config.data.replay
         self.replay = Replay(settings.groups, settings.age) if settings is not None else None
 
-    def picks(self, iteration: int) -> list[int]:
-        """Numbers of the prompts of an iteration's groups, of all processes."""
-        return self._picks(iteration, self.sampler.config.training.prompts_per_iteration)
-
-    def _picks(self, iteration: int, count: int, round: int = 0) -> list[int]:
+    def picks(self, iteration: int, count: int | None = None, round: int = 0) -> list[int]:
+        """Numbers of the prompts of an iteration's groups, of all processes; of so many, default as configured."""
+        count = self.sampler.config.training.prompts_per_iteration if count is None else count
         picks = self.selection.picks(self.prompts, iteration, count, self.seed, round)
         return check_picks(f"data.selection: {type(self.selection).__name__}", picks, count, len(self.prompts))
 
@@ -86,7 +82,7 @@ class Groups:
             len(picks),
             self.size,
             self.seed,
-            self.shares_start_noise,
+            self.sampler.shares_start_noise,
             processes.row,
             processes.rows,
             picks,
@@ -160,14 +156,20 @@ class RefilledDraw(Draw):
             if not poor or dynamic is None or round == dynamic.rounds:
                 break
             self._report(poor, mean)
-            picks = groups._picks(iteration, len(poor), round)
+            picks = groups.picks(iteration, len(poor), round)
             for slot, pick in zip(poor, picks, strict=True):
                 self.picks[slot] = pick
             local = {slot: self.picks[slot] for slot in poor if slot in self.current}
             if local:
                 yield self.split(
                     draw_groups(
-                        groups.prompts, iteration, local, groups.size, groups.seed, groups.shares_start_noise, round
+                        groups.prompts,
+                        iteration,
+                        local,
+                        groups.size,
+                        groups.seed,
+                        self.sampler.shares_start_noise,
+                        round,
                     )
                 )
                 self._fill(list(local))
@@ -223,7 +225,12 @@ class RefilledDraw(Draw):
             if slot in self.current:
                 batch = group.at(slot, iteration, branches)
                 rollout = self.sampler.restore(group.tensors, group.rest, batch)
-                self.current[slot] = (self._sampled(rollout, batch, group.scores), 0)
+                self.current[slot] = (
+                    Sampled(
+                        rollout=rollout, batch=batch, scores=group.scores, sampler=self.sampler, scorer=self.scorer
+                    ),
+                    0,
+                )
         self.metrics["groups/replayed"] = float(len(filled))
         return left
 
@@ -252,7 +259,7 @@ class RefilledDraw(Draw):
             firsts[id(part)] = rows
             rows += len(part.batch)
         order = [firsts[id(sampled)] + row for sampled, i in self.current.values() for row in self._rows(i)]
-        joined = self._joined(parts)
+        joined = Sampled.cat(parts)
         return replace(
             joined,
             rollout=joined.rollout[torch.tensor(order, device=self.processes.device)],

@@ -1,6 +1,7 @@
 """Sampling pictures and videos: rollouts with a plan and a kernel, branches, trees, searches, finished samples."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,6 @@ from samplers import Recorder, Trajectory, derive_seed
 from samplers.completion import Completions, complete, fork, path, perturb
 from samplers.kernels import Kernel
 from samplers.plans import Tree
-from samplers.stored import Allocate
 from samplers.tree import grow
 
 
@@ -37,7 +37,7 @@ class DiffusionSampler(Sampler):
 
     def __init__(self, config: Config, policy: DiffusersPolicy, needs: frozenset[str]) -> None:
         super().__init__(config, policy)
-        self.needs = needs
+        self.needs, self.shares_start_noise = needs, config.rollout.share_start_noise
         self.kernel = config.build_kernel()
         self.plan = config.build_plan(silent=True)
         self.unlearned: int = getattr(self.plan, "unlearned", 0)
@@ -45,8 +45,6 @@ class DiffusionSampler(Sampler):
         """Search that finds finished latents [B, ...] for a batch."""
         self.scorer: Scorer | None = None
         """Scorer of a run that trains, for rollouts that look at samples on their way."""
-        self.allocate: Allocate | None = None
-        """Memory on the host for trajectories; None: they stay on the device."""
         cache = config.rollout.cache
         self.cache = None if cache is None else cache.part("caches", "rollout.cache")
         """Cache of features, in rollouts."""
@@ -120,8 +118,7 @@ class DiffusionSampler(Sampler):
                 allocate=self.allocate,
                 **sampling,
             )
-        rollout.unlearned = self.unlearned
-        return rollout
+        return replace(rollout, unlearned=self.unlearned)
 
     @torch.no_grad()
     def pruned(self, batch: Batch, prune: Mapping[int, Callable[[Tensor, Tensor], Tensor]]) -> tuple[Rollout, Batch]:
@@ -152,8 +149,7 @@ class DiffusionSampler(Sampler):
                 recorder.keep(kept)
                 rows, v = rows[kept], v[kept]
             recorder.step(v)
-        rollout = start.branch(recorder.trajectory(), rows)
-        rollout.kernel, rollout.unlearned = self.kernel, self.unlearned
+        rollout = start.branch(recorder.trajectory(), rows, kernel=self.kernel, unlearned=self.unlearned)
         return rollout, batch[rows.tolist()]
 
     def found(self, batch: Batch) -> Rollout:
@@ -189,9 +185,7 @@ class DiffusionSampler(Sampler):
             self.config.rollout.batch_size,
             order=sampling["order"],
         )
-        rollout = trunk.branch(forked, samples)
-        rollout.kernel = kernel
-        return rollout
+        return trunk.branch(forked, samples, kernel=kernel)
 
     def trunk(self, batch: Batch) -> Rollout:
         """Sample the deterministic trajectory of every sample of the batch, to branch from."""
@@ -209,9 +203,7 @@ class DiffusionSampler(Sampler):
         perturbed.latents[:, -1] = self.finish(
             trunk, perturbed.latents[torch.arange(len(steps)), steps + 1], samples, steps + 1
         )
-        branched = trunk.branch(perturbed, samples)
-        branched.kernel = self.kernel
-        return branched
+        return trunk.branch(perturbed, samples, kernel=self.kernel)
 
     def finish(self, rollout: Rollout, x: Tensor, samples: Tensor, steps: Tensor, stride: int = 1) -> Tensor:
         """Take states [N, ...] of these samples at these steps to the end, by every `stride`-th ODE step."""
@@ -228,9 +220,7 @@ class DiffusionSampler(Sampler):
         leaves, samples = grow(
             self.policy.at(trunk), trunk.trajectory, self.kernel, self.plan, self.etas(batch), batch.noise_seeds, size
         )
-        rollout = trunk.branch(leaves, samples)
-        rollout.kernel = self.kernel
-        return rollout, samples
+        return trunk.branch(leaves, samples, kernel=self.kernel), samples
 
     def decode(self, rollout: Rollout, shown: bool = False) -> list[Any]:
         size, shown = self.config.rollout.batch_size, shown or self.shown
@@ -251,9 +241,8 @@ class DiffusionSampler(Sampler):
         first = batch[[0]]
         redrawn = self.policy.sample(first.prompts, first.seeds, metadata=first.metadata, **self.arguments(first))
         trajectory = Trajectory(**{name: value.to(self.device) for name, value in tensors.items()})
-        rollout = redrawn.branch(trajectory, torch.zeros(len(batch), dtype=torch.long, device=self.device))
-        rollout.kernel, rollout.unlearned = self.kernel, self.unlearned
-        return self.stored(rollout)
+        rows = torch.zeros(len(batch), dtype=torch.long, device=self.device)
+        return self.stored(redrawn.branch(trajectory, rows, kernel=self.kernel, unlearned=self.unlearned))
 
     def stored(self, rollout: Rollout) -> Rollout:
         return rollout if self.allocate is None else rollout.stored(self.allocate)

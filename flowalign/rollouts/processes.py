@@ -28,7 +28,7 @@ class Processes:
     """
 
     def __init__(self, accelerator: Accelerator, settings: ContextParallel | None = None) -> None:
-        self.accelerator = accelerator
+        self.accelerator, self.device = accelerator, accelerator.device
         self.settings = settings or ContextParallel()
         self.columns = self.settings.degree
         self.rows = accelerator.num_processes // self.columns
@@ -37,11 +37,6 @@ class Processes:
         """Number of exchanges so far, in each of which processes wait for each other."""
         self.apart = False
         """True while this process works by itself: nothing is exchanged."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this process."""
-        return self.accelerator.device
 
     def seed(self, seed: int, iteration: int) -> None:
         """Seed torch for an iteration: a resumed run draws the same numbers as one without the interruption."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,7 +12,9 @@ from flowalign.data.batches import Batch
 from flowalign.policies.base import Policy
 from flowalign.rollouts.processes import Processes
 from flowalign.rollouts.scoring import Scorer
+from rewards import Scores
 from samplers import derive_seed
+from samplers.stored import Allocate
 
 
 class Sampler:
@@ -27,6 +29,10 @@ class Sampler:
         """True if people look at the samples of this iteration."""
         self.metrics: dict[str, float] = {}
         """Metrics of sampling in this iteration."""
+        self.shares_start_noise = True
+        """True if the members of a group have one start noise. A text has none but its draws' own."""
+        self.allocate: Allocate | None = None
+        """Memory on the host for trajectories; None: they stay on the device."""
         self.overlaps = False
         """True if parts are scored while others are sampled although no setting says so."""
 
@@ -90,6 +96,21 @@ class Sampled(Generic[SamplerT, RolloutT]):
     """[B, T] log-probabilities at sampling, if the current weights have since replaced those of the rollout."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of sampling and scoring."""
+
+    @classmethod
+    def cat(cls, parts: Sequence[Self]) -> Self:
+        """Samples of several groups as one."""
+        sampler = parts[0].sampler
+        rollouts = [part.rollout for part in parts if part.rollout is not None]
+        scores = [part.scores for part in parts if part.scores is not None]
+        rollout: Any = sampler.cat(rollouts) if rollouts else None
+        return cls(
+            rollout=rollout,
+            batch=Batch.cat([part.batch for part in parts]),
+            scores=Scores.cat(scores) if scores else None,
+            sampler=sampler,
+            scorer=parts[0].scorer,
+        )
 
     def gathered(self, processes: Processes) -> dict[str, Any]:
         """The fields that all kinds of records share, gathered from all processes."""

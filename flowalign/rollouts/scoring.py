@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,19 +20,19 @@ from rewards import Reward, Scores, WeightedSum, score, seen, usage
 from rewards.base import learning
 
 
+@dataclass
 class Scored:
     """Scores that may still be computed."""
 
-    def __init__(self, future: "Future[Scores]") -> None:
-        self.done, self._future = future.done, future
-        self.waited = 0.0
-        """Seconds spent waiting for them."""
+    future: "Future[Scores]"
+    waited: float = 0.0
+    """Seconds spent waiting for them."""
 
     def result(self) -> Scores:
         """Wait for the scores; raises the error of scoring."""
         begin = time.perf_counter()
         try:
-            return self._future.result()
+            return self.future.result()
         finally:
             self.waited += time.perf_counter() - begin
 

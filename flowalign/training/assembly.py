@@ -117,7 +117,8 @@ def assemble(
     groups = _groups(config, algorithm, sampler, scorer, processes)
     engine = _engine(fleet, algorithm, sampler, processes, folder)
     policy.expect(groups.coming)
-    learner = Learner(config, algorithm, policy, processes, sharding, without_context_parallel)
+    fetches = sampler.allocate is not None
+    learner = Learner(config, algorithm, policy, processes, sharding, without_context_parallel, fetches)
     return Components(
         config=config,
         folder=folder,

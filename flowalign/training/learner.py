@@ -65,6 +65,7 @@ class Learner(Optimization):
         processes: this process, among the others.
         sharding: sharding of the policy's network; None if every process has it whole.
         without_context_parallel: context in which a process uses the networks without those that share its samples.
+        fetches: trajectories wait on the host, and each micro-batch copies what it reads to the device.
     """
 
     def __init__(
@@ -75,10 +76,11 @@ class Learner(Optimization):
         processes: Processes,
         sharding: Sharding | None = None,
         without_context_parallel: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        fetches: bool = False,
     ) -> None:
         self.config, self.algorithm, self.policy, self.processes = config, algorithm, policy, processes
         self.sharding, self.accelerator = sharding, processes.accelerator
-        self.without_context_parallel = without_context_parallel
+        self.without_context_parallel, self.fetches = without_context_parallel, fetches
         training = self.config.training
         self.modules = {**self.policy.companions, **algorithm.modules(self.policy)}
         updates = training.iterations * training.updates
@@ -93,9 +95,11 @@ class Learner(Optimization):
         """Metrics that a warning has named already."""
         self.shown_weights: str = self.config.evaluation.weights or ("policy" if self.ema is None else "ema")
         """Name of the weights that are evaluated and saved."""
+        self.replays, self.tolerance = self._comparison()
+        self.roles = algorithm.roles
         self._keep_snapshots()
-        self.role_optimizers = {name: self._role_optimizer(role, groups) for name, role in algorithm.roles.items()}
-        self.head_start = max((role.alone for role in algorithm.roles.values()), default=0)
+        self.role_optimizers = {name: self._role_optimizer(role, groups) for name, role in self.roles.items()}
+        self.head_start = max((role.alone for role in self.roles.values()), default=0)
         """Number of updates at the start that move only the other sets of weights."""
 
     def _role_optimizer(self, role: Role, groups: Sequence[dict[str, nn.Parameter]]) -> torch.optim.Optimizer:
@@ -109,9 +113,22 @@ class Learner(Optimization):
         """Name of the weights that draw the next samples to learn from."""
         return self.config.rollout.weights or self.algorithm.sampling_weights
 
+    def _comparison(self) -> tuple[bool, float | None]:
+        """Whether ratios refer to a replay, and how far a server's log-probabilities may be from it, in clip ranges.
+
+        The second is None where flowalign samples itself, and where samples are drawn by earlier weights.
+        """
+        setting, algorithm = self.config.training.old_log_prob, self.algorithm
+        if not isinstance(algorithm, PolicyGradient):
+            return False, None
+        served = self.config.rollout.engine.served(self.config.model.kind)
+        ahead = self.config.rollout.staleness > 0
+        replays = setting == "replayed" or (setting is None and algorithm.replays_old(self.config))
+        return replays, None if served is None or ahead else served[1].mismatch
+
     def _keep_snapshots(self) -> None:
         """Make the named copies of the weights: the algorithm's, and those of the configuration."""
-        roles = dict.fromkeys(self.algorithm.roles, Snapshot(decay=1.0))
+        roles = dict.fromkeys(self.roles, Snapshot(decay=1.0))
         settings = {**self.algorithm.snapshots, **roles, **self.config.training.snapshots}
         host = self.config.training.offload_copies
         refresh = None if self.sharding is None else self._refresh
@@ -141,7 +158,7 @@ class Learner(Optimization):
         for i, items in enumerate(chunks):
             report(i + 1, len(chunks))
             rate = self.set_learning_rate(round(progress * self.updates) + i)
-            measured = self._update_roles(experience, items)
+            measured = self._update_roles(experience, items) if self.roles else {}
             if updates >= self.head_start:
                 seed = derive_seed(self.config.training.seed, iteration, i, self.processes.row, 7)
                 measured |= self.update(experience, items, seed=seed)
@@ -171,10 +188,9 @@ class Learner(Optimization):
         Returns:
             the mean size of the log-ratios over all processes, of all actions and of each step.
         """
-        algorithm, setting = self.algorithm, self.config.training.old_log_prob
+        algorithm, keep = self.algorithm, self.replays
         if not isinstance(algorithm, PolicyGradient) or not isinstance(experience, policy_gradient.ActionExperience):
             return {}
-        keep = setting == "replayed" or (setting is None and algorithm.replays_old(self.config))
         if not keep and self.sampling_weights != "policy":
             # other weights sampled, so that the difference is not due to rounding
             return {}
@@ -201,20 +217,16 @@ class Learner(Optimization):
             return {}
         if not keep:
             self._warn_if_coarse(means)
-        self._check_engine(means)
+        if self.tolerance is not None and self.sampling_weights == "policy":
+            self._check_engine(means, self.tolerance)
         steps = {f"policy/mismatch/{k}": mean for k, mean in means.items()} if len(totals) > 1 else {}
         return {"policy/mismatch": sum(totals) / sum(counts)} | steps
 
-    def _check_engine(self, means: Mapping[int, float]) -> None:
+    def _check_engine(self, means: Mapping[int, float], tolerance: float) -> None:
         """Refuse to learn from servers whose log-probabilities are far from a replay's by the weights that sampled."""
         assert isinstance(self.algorithm, PolicyGradient)
-        served, clip_range = self.config.rollout.engine.served(self.config.model.kind), self.algorithm.clip_range
-        limit = None if served is None else served[1].mismatch
-        other_weights = self.config.rollout.staleness or self.sampling_weights != "policy"
-        if served is None or limit is None or clip_range is None or other_weights:
-            return
-        step = max(means, key=lambda k: means[k])
-        if not means[step] <= limit * clip_range:
+        clip_range, step = self.algorithm.clip_range, max(means, key=lambda k: means[k])
+        if clip_range is not None and not means[step] <= tolerance * clip_range:
             raise FlowalignError(
                 f"log-probability: those of {self.config.rollout.engine.name} are {means[step]:.2g} from the replay's "
                 f"on average at step {step}, {means[step] / clip_range:.2g} times the clip range of {clip_range:g}; "
@@ -276,7 +288,7 @@ class Learner(Optimization):
         """Update the algorithm's other sets of weights on these items."""
         measured: dict[str, Tensor] = {}
         optimizer, average = self.optimizer, self.ema
-        for name, role in self.algorithm.roles.items():
+        for name, role in self.roles.items():
             self.optimizer, self.ema = self.role_optimizers[name], None
             factor = optimizer.param_groups[0]["lr"] / self.settings.learning_rate
             for group in self.optimizer.param_groups:
@@ -312,7 +324,7 @@ class Learner(Optimization):
         items, weights = self._with_gradient(experience, items), None
         if seed is not None and self.config.training.subsample is not None:
             items, weights = self._subsampled(experience, items, self.config.training.subsample, seed)
-        visits = partial(visiting, self.algorithm, experience) if losses is None else iter
+        visits = partial(visiting, self.algorithm, experience) if self.fetches and losses is None else iter
         losses = partial(losses or self.algorithm.losses, self.policy, experience)
 
         def backward() -> dict[str, Tensor]:
@@ -321,7 +333,8 @@ class Learner(Optimization):
         alone = self.accelerator.num_processes == 1
         sums = while_it_fits(self.config, "training", "micro_batch_size", backward, lambda: alone)
         sums["policy/loss"] = sums.pop("loss")
-        self._share_own_gradients()
+        if self.accelerator.num_processes > 1:
+            self._share_own_gradients()
         self.policy.drop_unused()
         # a process may have no items with a weight
         count = len(items) if weights is None else weights.sum().clamp(min=1)
@@ -359,7 +372,7 @@ class Learner(Optimization):
 
     def _share_own_gradients(self) -> None:
         """Average the gradients of further networks over processes, which no wrapper does for them."""
-        for module in self.modules.values() if self.accelerator.num_processes > 1 else ():
+        for module in self.modules.values():
             for parameter in module.parameters():
                 if parameter.grad is not None:
                     # each of the processes that share samples has the whole gradient, so that it counts repeatedly

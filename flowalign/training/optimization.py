@@ -123,7 +123,7 @@ class Optimization:
                 if weight is not None:
                     loss = loss * weight
                     values = {name: value * weight for name, value in values.items()}
-                self._backpropagate(loss.sum() / total * (self.scale.value if self.scale else 1))
+                (loss.sum() / total * (self.scale.value if self.scale else 1)).backward()
             for name, value in {**values, "loss": loss}.items():
                 sums[name] = sums.get(name, 0) + value.detach().sum()
         self._loss = sums["loss"]
@@ -137,9 +137,17 @@ class Optimization:
         Raises:
             FlowalignError: `MOST_SKIPPED` updates in a row were skipped.
         """
-        norm = self._step()
+        if self.scale:
+            for parameter in self.parameters.values():
+                if parameter.grad is not None:
+                    parameter.grad /= self.scale.value
+        norm = self._clip()
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         # waits for the device, once per update
         finite = bool(torch.isfinite(norm))
+        if finite:
+            self.optimizer.step()
+        self.optimizer.zero_grad()
         if self.scale:
             self.scale.learn(finite)
         if not finite:
@@ -174,18 +182,6 @@ class Optimization:
     def _clip(self) -> Tensor:
         return nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm)
 
-    def _step(self) -> Tensor:
-        if self.scale:
-            for parameter in self.parameters.values():
-                if parameter.grad is not None:
-                    parameter.grad /= self.scale.value
-        norm = self._clip()
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        if torch.isfinite(norm):
-            self.optimizer.step()
-        self.optimizer.zero_grad()
-        return norm
-
     def _skip(self, norm: Tensor) -> None:
         self.skipped += 1
         what = "the losses" if not torch.isfinite(self._loss) else "the gradients of finite losses"
@@ -203,6 +199,3 @@ class Optimization:
     def _accumulated(self, last: bool) -> contextlib.AbstractContextManager[None]:
         """Context in which gradients are added to earlier micro-batches'; `last`: this is an update's last one."""
         return contextlib.nullcontext()
-
-    def _backpropagate(self, loss: Tensor) -> None:
-        loss.backward()

@@ -47,8 +47,9 @@ class Spent:
             seconds = self.processes.gather(torch.tensor([self.seconds], device=self.processes.device))
             shares.append(seconds.max().item() / budget.seconds)
         limits = {"forwards": budget.forwards, "reward_calls": budget.reward_calls}
-        counts = self.counts()
-        return max(shares + [counts[name] / limit for name, limit in limits.items() if limit is not None])
+        given = {name: limit for name, limit in limits.items() if limit is not None}
+        counts = self.counts() if given else {}
+        return max(shares + [counts[name] / limit for name, limit in given.items()])
 
     def load_counts(self, counts: dict[str, int]) -> None:
         """Continue from the counts of all processes; each process takes its share of them."""

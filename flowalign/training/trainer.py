@@ -157,7 +157,10 @@ class Trainer:
         """
         algorithm, sampler, scorer = self.algorithm, self.sampler, self.scorer
         generate = generate or Trainside(algorithm, sampler).generate
-        sampler.metrics, sampler.shown = {}, self._looking()
+        every = self.config.show_every
+        sampler.metrics = {}
+        # people look at the samples of these iterations
+        sampler.shown = bool(self.config.trackers and every and self.iteration % every == 0)
         scorer.begin(sampler.shown)
         with Scoring(threaded=groups.parts > 1) as scoring:
             # a second round and later ones replace groups from which nothing is learned
@@ -236,8 +239,3 @@ class Trainer:
         if self.scorer.extremes is not None:
             show_extremes(self.accelerator, self.scorer.extremes, self.iteration)
             self.scorer.extremes, self.sampler.shown = None, False
-
-    def _looking(self) -> bool:
-        """True if the trackers show samples of the next iteration."""
-        every = self.config.show_every
-        return bool(self.config.trackers and every and self.iteration % every == 0)

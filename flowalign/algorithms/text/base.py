@@ -172,14 +172,13 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
         experience.all_teach |= self.settings.kl_weight > 0 or self.settings.entropy_weight != 0
         return experience
 
-    def action_weights(self, sampler: LanguageSampler, record: Record) -> Tensor:
-        """[B, T] whose product with the losses has the aggregated loss as its mean over B of sums over T."""
-        return action_weights(self.counted(record), self.aggregation, sampler.config.most_tokens) * len(record.group)
-
-    def loss_shares(self, record: Record) -> Tensor | float:
+    def weights(self, sampler: LanguageSampler, record: Record) -> tuple[Tensor, Tensor]:
+        """[B, T] whose product with the losses has the aggregated loss as its mean over B of sums over T; of the policy
+        loss, only uncertain tokens count where `entropy_share` says so."""
         assert record.entropy is not None
-        share = self.settings.entropy_share
-        return uncertain(record.entropy, self.counted(record), share) if share < 1 else 1.0
+        counted, share = self.counted(record), self.settings.entropy_share
+        weight = action_weights(counted, self.aggregation, sampler.config.most_tokens) * len(record.group)
+        return weight * uncertain(record.entropy, counted, share) if share < 1 else weight, weight
 
     def counted(self, record: Record) -> Tensor:
         """[B, T] bool: the tokens that are learned from."""

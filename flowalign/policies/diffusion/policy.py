@@ -78,6 +78,8 @@ class DiffusersPolicy(Policy[Rollout]):
         """Trained networks by their names in the pipeline."""
         several = len(self.networks) > 1
         super().__init__(Experts(self.networks) if several else self.networks[self.family.denoiser], device)
+        self.denoiser: ModelMixin = self.network
+        """Network that is trained."""
         self.encoder = PromptEncoder(pipeline, self.family, self.device, encode_options or {})
         self.guidance_gradient: Literal["both", "conditional"] = "both"
         """Branches of guidance that gradients of a velocity flow through."""
@@ -153,11 +155,6 @@ class DiffusersPolicy(Policy[Rollout]):
                 getattr(vae, method)()
         if model.offload_vae:
             _, self._vae_visit = cpu_offload_with_hook(vae, self.device)
-
-    @property
-    def denoiser(self) -> ModelMixin:
-        """The network that is trained."""
-        return self.network
 
     @property
     def every_network(self) -> list[Any]:
@@ -296,9 +293,7 @@ class DiffusersPolicy(Policy[Rollout]):
                 `samplers.stored`; None: they stay on the device.
             call: further arguments of the pipeline's call (height, width, ...).
         """
-        if guidance < 1:
-            raise ConfigError(f"guidance {guidance} is below 1; 1 samples without guidance")
-        self._check_guidance(guidance_2, call)
+        self._check_guidance(guidance, guidance_2, call)
         prompts = [text for text in ([prompts] if isinstance(prompts, str) else prompts) for _ in range(n)]
         seeds = range(len(prompts)) if seeds is None else seeds
         kernel = registry.resolve("kernels", kernel, "kernel") if isinstance(kernel, str) else kernel
@@ -312,10 +307,6 @@ class DiffusersPolicy(Policy[Rollout]):
         texts = list(zip(drawn, negative, strict=True))
         scales = (guidance,) if guidance_2 is None else (guidance, guidance_2)
         rollouts: list[Rollout] = []
-
-        def add(rollout: Rollout) -> None:
-            rollouts.append(rollout if allocate is None else rollout.stored(allocate))
-
         walk = StartScheduler if dry else TransitionScheduler
         for rows in self.family.batches(sources, texts, batch_size):
             report(rows.start, len(texts))
@@ -324,29 +315,25 @@ class DiffusersPolicy(Policy[Rollout]):
             scheduler = walk(self.pipeline.scheduler, self.family, size, kernel, part_eta, noise_seeds[rows], order)
             cached = contextlib.nullcontext() if cache is None or dry else caching(self, cache, scheduler)
             walks = rlg != 1 and self.family.rescales and not dry
-            mixing = 1.0 if walks else rlg
-            with cached, self._weighing(mixing, lambda scheduler=scheduler: scheduler.taken >= rlg_from):  # type: ignore[misc]
+            mixed: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+            if rlg != 1 and not walks:
+                mixed = weighing(self, rlg, lambda scheduler=scheduler: scheduler.taken >= rlg_from)  # type: ignore[misc]
+            with cached, mixed:
                 sample = functools.partial(self._sample, texts[rows], sources[rows.start], seeds[rows], steps, scales)
-                if walks:
-                    stay = StartScheduler(self.pipeline.scheduler, self.family, size, kernel, None, seeds[rows])
-                    start = replace(sample(stay, call, True), rlg=rlg, rlg_from=rlg_from)
-                    add(self._walked(start, kernel, part_eta, noise_seeds[rows], order))
-                    continue
-                if self.start_noise is None or dry:
-                    add(sample(scheduler, call, dry))
-                    continue
                 stay = StartScheduler(self.pipeline.scheduler, self.family, size, kernel, None, seeds[rows])
-                start = sample(stay, call, True)
-                moved = sample(scheduler, call | {"latents": self._moved(start)}, False)
-                add(replace(moved, unmoved=start.trajectory.latents[:, 0]))
+                if walks:
+                    start = replace(sample(stay, call, True), rlg=rlg, rlg_from=rlg_from)
+                    rollout = self._walked(start, kernel, part_eta, noise_seeds[rows], order)
+                elif self.start_noise is None or dry:
+                    rollout = sample(scheduler, call, dry)
+                else:
+                    start = sample(stay, call, True)
+                    moved = sample(scheduler, call | {"latents": self._moved(start)}, False)
+                    rollout = replace(moved, unmoved=start.trajectory.latents[:, 0])
+            rollouts.append(rollout if allocate is None else rollout.stored(allocate))
         report(len(texts), len(texts))
         whole = replace(Rollout.cat(rollouts), rlg=rlg, rlg_from=rlg_from, cached=cache is not None)
         return whole if written is None else replace(whole, prompts=list(prompts), written=written)
-
-    def _weighing(
-        self, rlg: float | Mapping[str, float], holds: Callable[[], bool] = lambda: True
-    ) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if rlg == 1 else weighing(self, rlg, holds)
 
     @torch.no_grad()
     def _walked(
@@ -370,9 +357,11 @@ class DiffusersPolicy(Policy[Rollout]):
         latents = latents / getattr(self.pipeline.scheduler, "init_noise_sigma", 1.0)
         return latents
 
-    def _check_guidance(self, guidance_2: float | None, call: dict[str, Any]) -> None:
+    def _check_guidance(self, guidance: float, guidance_2: float | None, call: dict[str, Any]) -> None:
         """Refuse what this pipeline has not, or a replay would not repeat."""
         name = type(self.pipeline).__name__
+        if guidance < 1:
+            raise ConfigError(f"guidance {guidance} is below 1; 1 samples without guidance")
         if guidance_2 is not None and len(self.networks) == 1:
             raise ConfigError(f"guidance_2 is of a second denoiser, and this {name} has one; leave it out")
         if call.get("guidance_rescale"):

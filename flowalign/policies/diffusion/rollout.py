@@ -132,9 +132,13 @@ class Rollout(Rows):
             yield velocity, (samples, steps)
         yield from self.conditions.reads(samples)
 
-    def branch(self, trajectory: Trajectory, samples: Tensor) -> "Rollout":
-        """A rollout of other trajectories under the conditions of these samples, [N] indices; without their sound."""
-        return self.take(samples, trajectory=trajectory, sound=None)
+    def branch(self, trajectory: Trajectory, samples: Tensor, **changes: object) -> "Rollout":
+        """A rollout of other trajectories under the conditions of these samples, [N] indices; without their sound.
+
+        Args:
+            changes: fields that differ, such as the kernel.
+        """
+        return self.take(samples, trajectory=trajectory, sound=None, **changes)
 
     def whole(self, latents: Tensor, samples: Tensor | None = None) -> Tensor:
         """Latents [N, ...] of these samples, [N] indices and default all, with the frames that were not sampled."""

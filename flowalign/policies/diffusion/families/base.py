@@ -127,11 +127,8 @@ class Family:
         """
         names = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio", "vae_temporal_scale_factor")
         frames = next((getattr(pipeline, name) for name in names if hasattr(pipeline, name)), 1)
-        sides = {
-            "height": (self.multiple(pipeline), 0),
-            "width": (self.multiple(pipeline), 0),
-            "num_frames": (frames, 1),
-        }
+        multiple = self.multiple(pipeline)
+        sides = {"height": (multiple, 0), "width": (multiple, 0), "num_frames": (frames, 1)}
         for name, (step, more) in sides.items():
             size = call.get(name, more)
             if (size - more) % step:
@@ -139,7 +136,7 @@ class Family:
                 works = f"{below} or {below + step}" if below > more else str(below + step)
                 raise ConfigError(f"{type(pipeline).__name__} cannot make {name} {size}; {works} would work")
         positions = self.positions(getattr(pipeline, self.denoiser))
-        largest = None if positions is None else positions * self.multiple(pipeline)
+        largest = None if positions is None else positions * multiple
         for name in ("height", "width"):
             if largest is not None and call.get(name, 0) > largest:
                 raise ConfigError(
