@@ -193,9 +193,7 @@ def measure(
         noise=of(lambda e, _: np.sqrt(e)),
         within=of(lambda _, y: np.sqrt(y)),
         reliability=of(_reliability),
-        needed=of(
-            lambda e, y: np.maximum(1, np.ceil(_odds(1 - _reliability(e, y)) * RELIABLE / (1 - RELIABLE) - 1e-9))
-        ),
+        needed=of(_needed),
         disturbances=disturbances,
         prefers_first=_prefers_first(asked, orders) if orders.size else None,
         labels=None if labels is None else labelled(asked, values.mean(0), np.array(labels, dtype=float)),
@@ -329,6 +327,12 @@ def _between_draws(group: Array) -> tuple[float, int]:
 def _between_samples(group: Array) -> tuple[float, int]:
     """Sum of squares of single verdicts of a group [draws, members] between samples, and its degrees of freedom."""
     return float(((group - group.mean(1, keepdims=True)) ** 2).sum()), group.shape[0] * (group.shape[1] - 1)
+
+
+def _needed(noise: Array, within: Array) -> Array:
+    """Draws whose mean is reliable, by variances between draws and between samples."""
+    draws = np.ceil(_odds(1 - _reliability(noise, within)) * RELIABLE / (1 - RELIABLE) - 1e-9)
+    return np.asarray(np.maximum(1, draws))
 
 
 def _reliability(noise: Array, within: Array) -> Array:
