@@ -8,7 +8,7 @@ from flowalign.evaluation.scores import Evaluated
 from flowalign.evaluation.statistics import Estimate, estimate
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One score of some prompts."""
 
@@ -48,12 +48,12 @@ class Comparison:
                 base, *others = ([columns[score][i] for i in selected] for columns in scores)
                 gains = [[b - a for a, b in zip(base, values, strict=True)] for values in others]
                 yield Row(
-                    label,
-                    score,
-                    [estimate(values, prompts) for values in (base, *others)],
-                    [estimate(gain, prompts) for gain in gains],
-                    gains,
-                    prompts,
+                    prompts=label,
+                    score=score,
+                    means=[estimate(values, prompts) for values in (base, *others)],
+                    differences=[estimate(gain, prompts) for gain in gains],
+                    gains=gains,
+                    of=prompts,
                 )
 
     def record(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ WIDE = 2.0
 """Width of an interval, in ranges of the points so far, from which on it says nothing."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Forecast:
     """Draws of the curves that the points allow."""
 
@@ -110,7 +110,14 @@ def forecast(iterations: Sequence[float], scores: Sequence[float], most: float =
     if len(possible) < FEWEST_DRAWS:
         raise ConfigError(f"the scores go to {y.max():.3g}, above the largest one of {most:g} that was given")
     start, plateau = ends[possible].T
-    return Forecast(start, plateau, taus[chosen[possible]], noise[possible], float(np.ptp(y)), most)
+    return Forecast(
+        start=start,
+        plateau=plateau,
+        tau=taus[chosen[possible]],
+        noise=noise[possible],
+        reach=float(np.ptp(y)),
+        most=most,
+    )
 
 
 def _interval(draws: Array) -> Interval:

@@ -26,7 +26,7 @@ _WITHIN_A_COLOUR = np.zeros((3, 3, 3), dtype=np.int8)  # neighbours up, down, le
 _WITHIN_A_COLOUR[1] = ndimage.generate_binary_structure(2, 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FoundShape:
     """An object found in a picture; `y` and `x` are the centre of its box in pixels of a 32x32 picture."""
 
@@ -104,7 +104,8 @@ def find_objects(image: Image.Image) -> list[FoundShape]:
         mask = labels[colour, rows, columns][0] == index
         if mask.sum() >= MIN_PIXELS:
             y, x = (rows.start + rows.stop) / 2, (columns.start + columns.stop) / 2
-            objects.append(FoundShape(_COLOURS[colour.start], _shape(mask), y, x, *mask.shape))
+            name, (height, width) = _COLOURS[colour.start], mask.shape
+            objects.append(FoundShape(colour=name, shape=_shape(mask), y=y, x=x, height=height, width=width))
     return objects
 
 

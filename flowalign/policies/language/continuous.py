@@ -36,7 +36,7 @@ class Writer(Protocol):
     def last_logits(self, **inputs: Any) -> Tensor: ...
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Playing:
     """R texts that are being written. All end in the last column."""
 
@@ -168,7 +168,7 @@ def _begin(policy: Writer, ids: Tensor, mask: Tensor, texts: Tensor) -> Playing:
     """These texts with their prompts read."""
     width = int(mask[texts].sum(1).max())
     ids, mask = ids[texts, -width:], mask[texts, -width:]
-    begun = Playing(texts, ids, mask, DynamicCache(), torch.empty(0))
+    begun = Playing(text=texts, ids=ids, mask=mask, cache=DynamicCache(), logits=torch.empty(0))
     _read(policy, begun)
     return begun
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-@dataclass
+@dataclass(kw_only=True)
 class PackedRows:
     """N texts in R rows of the longest one's length L."""
 
@@ -48,7 +48,8 @@ def packed(ids: Tensor, mask: Tensor) -> PackedRows:
     places = row[texts], first[texts] + nth[texts, columns]
     input_ids = ids.new_zeros(len(left), longest).index_put(places, ids[texts, columns])
     filling = torch.arange(longest, device=ids.device) - longest + torch.tensor(left, device=ids.device)[:, None]
-    return PackedRows(input_ids, filling.clamp(min=0).index_put(places, nth[texts, columns]), row, first)
+    positions = filling.clamp(min=0).index_put(places, nth[texts, columns])
+    return PackedRows(input_ids=input_ids, position_ids=positions, row=row, first=first)
 
 
 @torch.no_grad()
