@@ -92,10 +92,16 @@ class GradientWindow:
         mean = trajectory.score(self.rollout.kernel, drawn, self.samples, steps).mean
         return self.transition(x, steps).mean + (trajectory.latents[self.samples, steps + 1] - mean)
 
-    def walk(self, x: Tensor, first: int) -> Tensor:
-        """[N, ...] finished samples, from states x [N, ...] at step `first`."""
-        for step in range(first, self.last):
-            x = self.step(x, step)
+    def walk(self, x: Tensor, first: int | Tensor) -> Tensor:
+        """[N, ...] finished samples, from states x [N, ...] at step `first`, a number or [N] steps."""
+        if isinstance(first, int):
+            for step in range(first, self.last):
+                x = self.step(x, step)
+            return x
+        for step in range(int(first.min()), self.last):
+            begun, compared = first <= step, len(self._divergences)
+            x = torch.where(begun.view(-1, *[1] * (x.dim() - 1)), self.step(x, step), x)
+            self._divergences[compared:] = [each.where(begun, torch.nan) for each in self._divergences[compared:]]
         return x
 
     def leap(self, x: Tensor, step: int | Tensor, to: int | Tensor | None = None) -> Tensor:
@@ -116,7 +122,7 @@ class GradientWindow:
     @property
     def divergence(self) -> Tensor:
         """[N] mean squared difference from the start weights' velocities, over the calls so far."""
-        return torch.stack(self._divergences).mean(0)
+        return torch.stack(self._divergences).nanmean(0)
 
     def _each(self, step: int | Tensor) -> Tensor:
         return torch.full_like(self.samples, step) if isinstance(step, int) else step

@@ -142,6 +142,23 @@ def test_alignprop_cuts_all_samples_at_one_random_step(run) -> None:
     assert torch.equal(gradient(run, loss), gradient(run, other))
 
 
+def test_samples_walk_from_steps_of_their_own(run) -> None:
+    """Each as if alone, with the divergence of its own steps; at the start weights all end where the rollout did."""
+    _, experience = experienced(run, "draft", last_steps=2)
+    first = torch.tensor([3, 4, 4, 3])
+    window = GradientWindow(run.policy, experience.rollout, torch.arange(4), compare=True)
+    torch.testing.assert_close(window.walk(window.state(first), first), window.state(window.last), atol=1e-5, rtol=0)
+    with moved(run):
+        window = GradientWindow(run.policy, experience.rollout, torch.arange(4), compare=True)
+        together = window.walk(window.state(first), first)
+        for row, step in enumerate(first.tolist()):
+            alone = GradientWindow(run.policy, experience.rollout, torch.tensor([row]), compare=True)
+            walked = alone.walk(alone.state(step), step)
+            torch.testing.assert_close(together[[row]], walked, atol=1e-5, rtol=0)
+            torch.testing.assert_close(window.divergence[[row]], alone.divergence)
+        assert (window.divergence > 0).all()
+
+
 def test_leaps_are_straight_through(run) -> None:
     """The values are the rollout's bit for bit; the gradient is the literal one of two leaps with a discount."""
     algorithm, experience = experienced(run, "leap_align", discount=0.3, similarity=0.0)
