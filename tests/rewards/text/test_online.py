@@ -156,12 +156,12 @@ def test_agreement_is_trusted_where_a_prompt_learns_as_labelled_ones_do() -> Non
 
 def test_a_flow_learned_on_right_texts_tells_tokens_that_leave_it(model: CausalModel, tiny_lm: str) -> None:
     def made() -> LatentFlow:
-        return LatentFlow(ExactMatch(), tiny_lm, learning_rate=5e-3, passes=10, threshold=0.0, most=1)
+        return LatentFlow(ExactMatch(), tiny_lm, learning_rate=3e-3, passes=20, threshold=0.0, most=1)
 
     reward = made()
     assert score(reward, ["42", ""], PROMPTS[:2], RECORDS[:2]).value.tolist() == [0.0, 0.0]
     losses = [reward.learn(TEXTS, PROMPTS, RECORDS)["loss"] for _ in range(4)]
-    assert losses[-1] < 0.5 * losses[0]
+    assert losses[-1] < 0.6 * losses[0]
     texts = ["42", "4242"]
     states, ends = reward._states(texts, ["17+25="] * 2, RECORDS[:2])
     # the authors' rule, a token at a time
