@@ -167,6 +167,16 @@ def orpo(pairs: Pairs, *, beta: Positive = 0.1) -> Tensor:
     return beta * logistic(chosen - log_odds(pairs.rejected, pairs.rejected_tokens))
 
 
+def selm(pairs: Pairs, *, beta: Positive = 0.1, alpha: Annotated[float, Field(ge=0)] = 0.001) -> Tensor:
+    """SELM (arXiv 2405.19332, as its authors' code): DPO plus alpha times the policy's own implicit reward, so that the
+    policy leaves what it says already.
+
+    Both texts of a pair must be the policy's own, as those of `online_text_dpo`: the reward is their mean.
+    """
+    own = beta * (pairs.chosen_gain + pairs.rejected_gain) / 2
+    return logistic(beta * pairs.margin) + alpha * own
+
+
 PREFERENCES: dict[str, Callable[..., Tensor]] = {
     "sigmoid": sigmoid,
     "sigmoid_norm": sigmoid_norm,
@@ -185,6 +195,7 @@ PREFERENCES: dict[str, Callable[..., Tensor]] = {
     "cpo": cpo,
     "simpo": simpo,
     "orpo": orpo,
+    "selm": selm,
 }
 WITHOUT_REFERENCE = frozenset({"cpo", "simpo", "orpo"})
 

@@ -30,7 +30,19 @@ def pairs(log_prob: torch.Tensor) -> Pairs:
 
 
 def test_every_loss_of_pairs_is_compared() -> None:
-    assert {*OF_PAIRS, "cpo", "simpo", "orpo"} == PREFERENCES.keys()
+    assert {*OF_PAIRS, "cpo", "simpo", "orpo", "selm"} == PREFERENCES.keys()
+
+
+def test_selm_adds_the_policys_own_reward_to_dpo() -> None:
+    """The authors' trainer takes a third, own text; here each text of a pair is one, and the losses' mean is ours."""
+    given = pairs(GIVEN["log_prob"])
+    beta, alpha = 0.3, 0.05
+    expected = torch.zeros_like(given.chosen)
+    for own, of_reference in ((given.chosen, given.reference_chosen), (given.rejected, given.reference_rejected)):
+        logits = (given.chosen - given.rejected) - (given.reference_chosen - given.reference_rejected)
+        loss = -torch.nn.functional.logsigmoid(beta * logits) + alpha * beta * (own - of_reference)
+        expected = expected + loss / 2
+    torch.testing.assert_close(PREFERENCES["selm"](given, beta=beta, alpha=alpha), expected)
 
 
 @pytest.mark.parametrize("name", OF_PAIRS)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from flowalign.algorithms.text.hinted import failed_alone
+from flowalign.algorithms.text.serial import decayed
 from flowalign.errors import ConfigError
 from flowalign.policies.language.teacher_forcing import scored
 from tests.flowalign.small_run import small_run
@@ -76,6 +77,36 @@ def test_the_teacher_is_the_model_itself_shown_a_right_and_the_commonest_wrong_t
             expected = 0.5 * (teacher[:ended] - rollout.log_prob[i][:ended])
             torch.testing.assert_close(experience.advantage[i][:ended], expected, atol=1e-3, rtol=0)
     assert taught > 0 and experience.metrics["policy/taught"] == taught / 16
+
+
+def test_a_serial_group_is_one_text_cut_and_asked_for_its_answer(tmp_path: Path) -> None:
+    run = small_run("tiny_lm/serial", tmp_path, *SMALL)
+    experience = run.collect(run.groups.draw(0))
+    rollout, batch, policy = experience.rollout, experience.batch, run.policy
+    tokens = [row[mask].tolist() for row, mask in zip(rollout.completion_ids, rollout.mask, strict=True)]
+    (lead,) = policy.tokenizer("=", add_special_tokens=False).input_ids
+    alone = policy.sample(batch.prompts[3::4], batch.noise_seeds[3::4], **run.config.rollout.arguments())
+    now, _ = policy.log_probs(rollout, torch.arange(len(rollout)))
+    torch.testing.assert_close(now.where(rollout.mask, 0), rollout.log_prob, atol=1e-4, rtol=0)
+    for number in range(4):
+        *cut, whole = tokens[4 * number : 4 * number + 4]
+        assert whole == alone.completion_ids[number][alone.mask[number]].tolist()
+        thought = [token for token in whole if token not in policy.ends]
+        places = [
+            next(i for i, token in enumerate([*thought, -1]) if row[: i + 1] != [*thought, -1][: i + 1]) for row in cut
+        ]
+        assert places == sorted(places) and all(1 <= place <= max(1, len(thought)) for place in places)
+        # an answer goes on after the thought's beginning and the lead, which teaches nothing
+        for member, (row, place) in enumerate(zip(cut, places, strict=True)):
+            assert row[:place] == thought[:place] and row[place] == lead and len(row) > place + 1
+            weight = experience.loss_weight[4 * number + member][: len(row)]
+            assert weight[place] == 0 and (weight != 0).sum() == len(row) - 1
+        assert (experience.loss_weight[4 * number + 3][: len(whole)] != 0).all()
+
+
+def test_right_answers_earn_half_of_the_right_one_before() -> None:
+    reward, group = torch.tensor([0.0, 1, 0, 1, 1, 1, 1, 0]), torch.tensor([0] * 5 + [1] * 3)
+    assert decayed(reward, group, 2.0).tolist() == [0, 1, 0, 0.5, 0.25, 1, 0.5, 0]
 
 
 def test_what_a_template_lacks_is_said(tmp_path: Path) -> None:
