@@ -71,9 +71,9 @@ class Vetted:
 
     def vetted(self) -> set[str]:
         """The prompts without an answer whose majority is trusted."""
-        near = {prompt: self._cosine(row) for prompt, row in self.unlabelled.items() if len(row) >= self.visits}
+        seen = {prompt: self._cosine(row) for prompt, row in self.unlabelled.items() if len(row) >= self.visits}
         # without any labelled prompt there is nothing to be similar to
-        near = {prompt: cosine for prompt, cosine in near.items() if cosine is not None}
+        near = {prompt: cosine for prompt, cosine in seen.items() if cosine is not None}
         best = sorted(near, key=near.__getitem__, reverse=True)[: int(self.share * len(near))]
         return {*best, *(prompt for prompt, cosine in near.items() if cosine >= self.similarity)}
 
