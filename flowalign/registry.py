@@ -57,6 +57,8 @@ NAMED_BY_THEIR_PARTS = {
     "online_prm": "rewards.text.online_prm:OnlinePRM",
     "latent_flow": "rewards.text.latent_flow:LatentFlow",
     "vetted": "rewards.text.vetted:Vetted",
+    "gold_path": "rewards.text.golden:GoldPath",
+    "rule_and_model": "rewards.text.rule_and_model:RuleAndModel",
     "memory": "rewards.text.novelty:Memory",
     "renormed": "rewards.judges.steps:Renormed",
     "weighted_criteria": "rewards.judges.criteria:WeightedCriteria",

@@ -34,6 +34,8 @@ class Pairs:
     """[N] numbers of tokens of the preferred texts."""
     rejected_tokens: Tensor
     """[N] numbers of tokens of the other texts."""
+    gap: Tensor | None = None
+    """[N] how much higher the rewards of the preferred texts are; None of preferences from a file."""
 
     @property
     def chosen_gain(self) -> Tensor:
@@ -177,6 +179,18 @@ def selm(pairs: Pairs, *, beta: Positive = 0.1, alpha: Annotated[float, Field(ge
     return logistic(beta * pairs.margin) + alpha * own
 
 
+def dno(pairs: Pairs, *, beta: Positive = 0.1) -> Tensor:
+    """Direct Nash optimisation (arXiv 2404.03715, alg. 1): cross-entropy of the margin with the chance that the rewards
+    of both texts give, the reference being the iteration's first weights.
+
+    The reward must be a text's win rate against the policy's own, `win_rate`, and both texts the policy's own, as those
+    of `online_text_dpo`, of which `reference` names the snapshot.
+    """
+    assert pairs.gap is not None
+    chance, logit = pairs.gap.sigmoid(), beta * pairs.margin
+    return -chance * F.logsigmoid(logit) - (1 - chance) * F.logsigmoid(-logit)
+
+
 PREFERENCES: dict[str, Callable[..., Tensor]] = {
     "sigmoid": sigmoid,
     "sigmoid_norm": sigmoid_norm,
@@ -196,8 +210,11 @@ PREFERENCES: dict[str, Callable[..., Tensor]] = {
     "simpo": simpo,
     "orpo": orpo,
     "selm": selm,
+    "dno": dno,
 }
 WITHOUT_REFERENCE = frozenset({"cpo", "simpo", "orpo"})
+WITH_REWARDS = frozenset({"dno"})
+"""Losses that need the rewards of both texts."""
 
 
 def label_loss(gain: Tensor, good: Tensor, divergence: Tensor, beta: float = 0.1) -> Tensor:

@@ -90,9 +90,9 @@ def text_log_probs(policy: LanguagePolicy, rollout: TextRollout, batch_size: int
     return torch.cat([masked_sum(policy.log_probs(rollout, chunk)[0], rollout.mask[chunk]) for chunk in rows])
 
 
-def reference_log_probs(sampler: LanguageSampler, rollout: TextRollout) -> Tensor:
-    """[B] log-probabilities of whole texts under the start weights."""
-    with sampler.policy.reference():
+def reference_log_probs(sampler: LanguageSampler, rollout: TextRollout, name: str = "reference") -> Tensor:
+    """[B] log-probabilities of whole texts under the start weights, or a named snapshot."""
+    with sampler.policy.reference() if name == "reference" else sampler.policy.snapshot(name):
         return text_log_probs(sampler.policy, rollout, sampler.config.rollout.batch_size)
 
 

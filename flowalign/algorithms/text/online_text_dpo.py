@@ -1,10 +1,10 @@
 """Online DPO for language models: the best and the worst own text of each group are a pair (arXiv 2402.04792).
 
 Texts are the policy's, judged by the rewards; groups without a best and a worst teach nothing. The loss is one of
-`core.preferences`, the reference the start weights.
+`core.preferences`, the reference the start weights, or a snapshot that follows the policy (DNO, arXiv 2404.03715).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from flowalign.algorithms.text.pairs import judged, pairs_of
 from flowalign.config import Named, TextConfig
 from flowalign.core.preferences import WITHOUT_REFERENCE
 from flowalign.core.record import Record
+from flowalign.errors import ConfigError, nearest
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.rollouts.language import LanguageSampler, SampledTexts, record_of_texts
@@ -25,6 +26,8 @@ from flowalign.rollouts.scoring import score_metrics
 class OnlineTextDPOSettings(base.AlgorithmSettings):
     loss: Named = Named(name="sigmoid")
     """Name in `flowalign list preferences`, with its settings."""
+    reference: str = "reference"
+    """Weights that gains refer to: the start weights, or a snapshot (`training.snapshots`)."""
 
 
 @dataclass(kw_only=True)
@@ -60,9 +63,18 @@ class OnlineTextDPO(
         super().__init__(settings)
         self.loss_of = settings.loss.part("preferences", "algorithm.loss")
 
+    def check(self, config: TextConfig) -> None:
+        super().check(config)
+        known = ["reference", *config.training.snapshots]
+        if self.settings.reference not in known:
+            raise ConfigError(
+                f"algorithm.reference: no snapshot '{self.settings.reference}'; "
+                f"{nearest(self.settings.reference, known)}"
+            )
+
     @property
     def uses_reference(self) -> bool:
-        return self.settings.loss.name not in WITHOUT_REFERENCE
+        return self.settings.loss.name not in WITHOUT_REFERENCE and self.settings.reference == "reference"
 
     def items(self, config: TextConfig) -> int:
         return 1
@@ -78,8 +90,8 @@ class OnlineTextDPO(
         items = torch.stack([first + of_groups.argmax(1), first + of_groups.argmin(1)], 1)
         rows = items.flatten()
         reference = torch.zeros(len(rollout), device=processes.device)
-        if self.uses_reference:
-            reference[rows] = reference_log_probs(sampled.sampler, rollout[rows])
+        if self.settings.loss.name not in WITHOUT_REFERENCE:
+            reference[rows] = reference_log_probs(sampled.sampler, rollout[rows], self.settings.reference)
         return BestAndWorst(
             batch=batch,
             metrics=score_metrics(sampled.scores, record.group, processes),
@@ -95,5 +107,6 @@ class OnlineTextDPO(
     def losses(
         self, policy: LanguagePolicy, experience: BestAndWorst, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        pairs = pairs_of(policy, experience.rollout, experience.reference, items)
+        best, worst = experience.reward[items].unbind(1)
+        pairs = replace(pairs_of(policy, experience.rollout, experience.reference, items), gap=best - worst)
         return self.loss_of(pairs), judged(pairs)

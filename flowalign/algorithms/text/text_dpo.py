@@ -22,9 +22,10 @@ from flowalign.algorithms.text.lines import (
     share_of_tokens,
 )
 from flowalign.algorithms.text.pairs import judged, pairs_of
-from flowalign.config import Named
-from flowalign.core.preferences import WITHOUT_REFERENCE
+from flowalign.config import Named, TextConfig
+from flowalign.core.preferences import WITH_REWARDS, WITHOUT_REFERENCE
 from flowalign.data.texts import TextPreferences
+from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.rollouts.processes import Processes
 
@@ -56,6 +57,14 @@ class TextDPO(LineLearning):
     def __init__(self, settings: TextDPOSettings) -> None:
         super().__init__(settings)
         self.loss_of = settings.loss.part("preferences", "algorithm.loss")
+
+    def check(self, config: TextConfig) -> None:
+        super().check(config)
+        if self.settings.loss.name in WITH_REWARDS:
+            raise ConfigError(
+                f"algorithm.loss: '{self.settings.loss.name}' needs rewards of both texts, and the data have none; "
+                "online_text_dpo works"
+            )
 
     @property
     def uses_reference(self) -> bool:

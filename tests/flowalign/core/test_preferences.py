@@ -1,6 +1,8 @@
 """Losses of pairs and of labelled texts, with their gradients, against numbers recorded from TRL."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 
 from flowalign.core import preferences
 from flowalign.core.preferences import PREFERENCES, Pairs, label_loss
+from flowalign.core.token_preferences import token_guided, token_regularised
 
 NUMBERS = json.loads((Path(__file__).parent / "originals" / "preferences.json").read_text())
 GIVEN = {name: torch.tensor(values) for name, values in NUMBERS["inputs"].items()}
@@ -30,7 +33,36 @@ def pairs(log_prob: torch.Tensor) -> Pairs:
 
 
 def test_every_loss_of_pairs_is_compared() -> None:
-    assert {*OF_PAIRS, "cpo", "simpo", "orpo", "selm"} == PREFERENCES.keys()
+    assert {*OF_PAIRS, "cpo", "simpo", "orpo", "selm", "dno"} == PREFERENCES.keys()
+
+
+def test_dno_regresses_the_margin_to_the_chance_of_the_win_rates() -> None:
+    given = replace(pairs(GIVEN["log_prob"]), gap=torch.linspace(0, 2, len(pairs(GIVEN["log_prob"]).chosen)))
+    loss = PREFERENCES["dno"](given, beta=0.3)
+    for i in range(len(loss)):
+        ratios = math.exp(given.chosen_gain[i]), math.exp(given.rejected_gain[i])
+        wins = ratios[0] ** 0.3 / (ratios[0] ** 0.3 + ratios[1] ** 0.3)
+        label = 1 / (1 + math.exp(-given.gap[i]))
+        assert loss[i].item() == pytest.approx(-label * math.log(wins) - (1 - label) * math.log(1 - wins), rel=1e-4)
+
+
+def test_tokens_rewards_scale_or_hold_their_gains() -> None:
+    """TGDPO's loss as its authors write it, a pair and a token at a time; T-REG's regulariser beside DPO."""
+    torch.manual_seed(0)
+    gain, guide = torch.randn(6, 4), torch.randn(6, 4)
+    mask = torch.arange(4) < torch.tensor([4, 2, 3, 1, 4, 2])[:, None]
+    beta, alpha = 0.7, 0.5
+    tgdpo, t_reg = (loss(gain, guide, mask, beta, alpha) for loss in (token_guided, token_regularised))
+    for i in range(3):
+        chosen = [(float(gain[i, t]), float(guide[i, t])) for t in range(int(mask[i].sum()))]
+        rejected = [(float(gain[3 + i, t]), float(guide[3 + i, t])) for t in range(int(mask[3 + i].sum()))]
+        logit = sum(beta * (1 + alpha * r) * g for g, r in chosen) - sum(
+            beta * (1 - alpha * r) * g for g, r in rejected
+        )
+        assert tgdpo[i].item() == pytest.approx(math.log(1 + math.exp(-logit)), rel=1e-4)
+        dpo = math.log(1 + math.exp(-beta * (sum(g for g, _ in chosen) - sum(g for g, _ in rejected))))
+        apart = [sum((beta * g - r) ** 2 for g, r in text) / len(text) for text in (chosen, rejected)]
+        assert t_reg[i].item() == pytest.approx(dpo + alpha * sum(apart) / 2, rel=1e-4)
 
 
 def test_selm_adds_the_policys_own_reward_to_dpo() -> None:

@@ -4,9 +4,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rewards import score
+from rewards import RewardError, as_reward, score
 from rewards.text.answering import BeatsPlain, StepProgress
+from rewards.text.golden import GoldPath
 from rewards.text.model import CausalModel
+from rewards.text.rule_and_model import RuleAndModel
+from rewards.text.steps import PathFaithfulness
 from rewards.text.verifiers import ExactMatch
 
 DIGITS = r"(?<=\d)(?=\d)"
@@ -58,3 +61,51 @@ def test_a_text_counts_where_the_plain_answer_is_not_better(tiny_lm: str) -> Non
         assert made.parts["plain"][i] == alone and made.value[i] == float(right and not alone)
     again = score(BeatsPlain(ExactMatch(), model=tiny_lm, most=5), texts, prompts, records)
     assert again.value.tolist() == again.parts["outcome"].tolist() == [1, 0, 0, 0, 1, 0]
+
+
+def test_the_right_reasoning_is_the_most_probable_of_those_found_with_the_answer(model: CausalModel) -> None:
+    """The tiny model's reasoning is the answer's digits, and every text with the right first digit counts as right."""
+
+    def begins_well(samples: list[str], prompts: list[str], metadata: list[dict[str, str]]) -> list[float]:
+        return [float(text[:1] == record["answer"][:1]) for text, record in zip(samples, metadata, strict=True)]
+
+    reward = GoldPath(as_reward(begins_well), template="{prompt}", tries=6, most=2, separator=DIGITS)
+    reward.bind(model)
+    prompts, records = [*PROMPTS, "1+1="], [*RECORDS, {"answer": "x"}]
+    found = reward.reasonings(prompts, records)
+    assert found[3] is None
+    for prompt, record, gold in zip(PROMPTS, RECORDS, found[:3], strict=True):
+        contexts = [model.begin(prompt, {})]
+        drawn = [model.continued([model.begin(each, {}) for each in prompts], 2, 1.0, i) for i in range(6)]
+        right = [text for texts in drawn if (text := texts[prompts.index(prompt)])[:1] == record["answer"][:1]]
+
+        def mean(text: str, contexts: list[list[int]] = contexts) -> float:
+            return model.log_probs(contexts, [model.tokens(text)])[0].mean().item()
+
+        assert gold in right and mean(gold) == pytest.approx(max(map(mean, right)), abs=1e-4)
+    reward.draw = 0
+    made = score(reward, [*TEXTS, "2"], prompts, records)
+    known = PathFaithfulness(key="gold", separator=DIGITS)
+    known.bind(model)
+    expected = score(known, TEXTS, PROMPTS, [{"gold": text} for text in found[:3]])
+    assert made.value[:3].tolist() == pytest.approx(expected.value.tolist(), abs=1e-4)
+    assert made.value[3] == 0 and made.parts["gold"].tolist() == [1, 1, 1, 0]
+    with pytest.raises(RewardError, match="no 'hint' with the prompt"):
+        GoldPath(as_reward(begins_well), template="{hint}")._shown({"prompt": "1+1="})
+
+
+def test_a_rule_counts_as_far_as_it_is_sure() -> None:
+    def model_of(samples: list[str], prompts: list[str]) -> list[float]:
+        return [0.25] * len(samples)
+
+    def sure(samples: list[str], prompts: list[str]) -> list[float]:
+        return [len(text) / 2 for text in samples]
+
+    rule, learned = ExactMatch(), as_reward(model_of)
+    made = score(RuleAndModel(rule, learned, as_reward(sure)), ["42", "4", "3"], ["17+25="] * 3, [{"answer": "42"}] * 3)
+    assert made.value.tolist() == [1.0, 0.125, 0.125]
+    assert score(RuleAndModel(rule, learned, 0.8), ["42"], ["17+25="], [{"answer": "42"}]).value[
+        0
+    ].item() == pytest.approx(0.85)
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        RuleAndModel(rule, learned, 3)

@@ -1,6 +1,7 @@
 """Methods that learn from texts of the data: an update beside plain transformers, a run, and lines that are none."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,34 @@ def test_preferences_are_learned_as_written_down(loss: str, file: Path, tmp_path
     found, measured = learned(run)
     assert measured == pytest.approx(expected.item(), rel=1e-5)
     torch.testing.assert_close(found, expected_gradient, atol=1e-6, rtol=1e-4)
+
+
+def test_tokens_are_guided_by_two_prompts_or_by_a_model(file: Path, tmp_path: Path) -> None:
+    prompts = ("algorithm.better='{prompt}1='", "algorithm.worse='{prompt}2='")
+    run = trainer("token_dpo", file, tmp_path, *prompts, "algorithm.beta=0.5")
+    experience = run.collect(run.groups.draw(0))
+    for row, line in enumerate(experience.batch.metadata):
+        prompt = experience.batch.prompts[row]
+        better, worse = (literal(run, {"prompt": prompt + more} | line, "chosen") for more in ("1=", "2="))
+        length = len(better)
+        expected = ((better - worse).sigmoid() - 0.5).detach()
+        torch.testing.assert_close(experience.guide[row, :length], expected, atol=1e-4, rtol=0)
+        reference = literal(run, {"prompt": prompt} | line, "chosen").detach()
+        torch.testing.assert_close(experience.reference[row, :length], reference, atol=1e-4, rtol=0)
+    losses, values = run.algorithm.losses(run.policy, experience, experience.items)
+    # the policy is the reference still: what is left is the regulariser
+    squares = experience.guide.where(experience.rollout.mask, 0).square().sum(1) / experience.rollout.mask.sum(1)
+    expected = math.log(2) + 0.5 * torch.stack(squares.chunk(2)).mean(0)
+    torch.testing.assert_close(losses, expected, atol=1e-4, rtol=0)
+    assert values["preference/margin"].abs().max() < 1e-4
+    taught = trainer("token_dpo", file, tmp_path, "algorithm.guide=model", "algorithm.teacher=tiny_lm")
+    guided = taught.collect(taught.groups.draw(0))
+    # a teacher that is the start model gives nothing: plain DPO
+    assert guided.guide.abs().max() < 1e-4
+    losses, _ = taught.algorithm.losses(taught.policy, guided, guided.items)
+    torch.testing.assert_close(losses, torch.full_like(losses, math.log(2)), atol=1e-4, rtol=0)
+    with pytest.raises(ConfigError, match="guide: model needs one"):
+        trainer("token_dpo", file, tmp_path, "algorithm.guide=model")
 
 
 def test_labels_are_compared_with_completions_of_other_prompts(file: Path, tmp_path: Path) -> None:
