@@ -43,7 +43,7 @@ def verified(
     max_tokens: int = 2048,
 ) -> list[dict[str, Any] | None]:
     """A line for `text_sft` about each solution, {"prompt", "completion", "steps"}: the verification that says what
-    most of all say of each step, or None where none does (SPARK, after the abstract).
+    most of all say of each step, or None where none does (SPARK, arXiv 2512.03244, after the abstract).
 
     Args:
         judge: the model that verifies; no right answers are needed.
