@@ -1,4 +1,4 @@
-"""Verifications, step by step, that a verifier learns to write by `text_sft` (SPARK, arXiv 2512.03244, after the abstract).
+"""Verifications, step by step, that a verifier learns to write by `text_sft` (SPARK, arXiv 2512.03244; the abstract).
 
     python scripts/verify_steps.py solutions.jsonl checked.jsonl --url http://127.0.0.1:8000/v1 --model Qwen/Qwen3-8B
     flowalign train sft.yaml data.prompts=checked.jsonl
