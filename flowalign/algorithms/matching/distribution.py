@@ -92,8 +92,8 @@ class DistributionMatching(OnlineMatching):
         return replace(experience, noise_seeds=seeds, level_index=groups.roll(number + 1, 1).flatten(0, 1))
 
     def diffused(self, experience: DistributionExperience, items: Tensor, state: Noised, x0: Tensor) -> Noised:
-        """The generator's predictions at its states, [N, ...], noised to the levels of the items."""
-        raise NotImplementedError
+        """The generator's predictions at its states, [N, ...], noised to the levels of the items; here afresh."""
+        return replace(experience.noised(items), x0=x0)
 
     def role_losses(
         self, role: str, policy: DiffusersPolicy, experience: base.MatchingExperience, items: Tensor
@@ -121,13 +121,19 @@ class DistributionMatching(OnlineMatching):
         self, policy: DiffusersPolicy, experience: DistributionExperience, noised: Noised, x0: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """[N] losses of what the generator predicts, [N, ...], which is asked about where it is noised."""
-        with torch.no_grad():
-            with policy.snapshot("fake"):
-                fake = noised.clean(policy.velocity_of(experience.clean, noised).float())
-            with policy.reference():
-                teacher = noised.clean(policy.velocity_of(experience.guided or experience.clean, noised).float())
+        fake, teacher = self.asked(policy, experience, noised)
         loss = towards(x0, x0.detach() + teacher - fake, teacher)
         return loss, {"distillation/gap": (teacher - fake).square().flatten(1).mean(1)}
+
+    @staticmethod
+    @torch.no_grad()
+    def asked(policy: DiffusersPolicy, experience: DistributionExperience, noised: Noised) -> tuple[Tensor, Tensor]:
+        """[N, ...] x0 that `fake` predicts at noised samples, and the guided teacher."""
+        with policy.snapshot("fake"):
+            fake = noised.clean(policy.velocity_of(experience.clean, noised).float())
+        with policy.reference():
+            teacher = noised.clean(policy.velocity_of(experience.guided or experience.clean, noised).float())
+        return fake, teacher
 
 
 def towards(x0: Tensor, target: Tensor, teacher: Tensor) -> Tensor:

@@ -105,13 +105,6 @@ class DMD2(DistributionMatching):
         with sampler.policy.reference():
             return sampler.policy.sample(batch.prompts, seeds, metadata=batch.metadata, **sampling).trajectory.final
 
-    def diffused(
-        self, experience: distribution.DistributionExperience, items: Tensor, state: Noised, x0: Tensor
-    ) -> Noised:
-        noised = experience.noised(items)
-        noised.x0 = x0
-        return noised
-
     def role_losses(
         self, role: str, policy: DiffusersPolicy, experience: base.MatchingExperience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
