@@ -101,9 +101,7 @@ class GDMD(DistributionMatching):
     def _pieces(sampler: DiffusionSampler, experience: GDMDExperience) -> tuple[Tensor, ...]:
         return experience.items.split(sampler.config.training.micro_batch_size)
 
-    def _targets(
-        self, policy: DiffusersPolicy, experience: GDMDExperience, items: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _targets(self, policy: DiffusersPolicy, experience: GDMDExperience, items: Tensor) -> tuple[Tensor, Tensor]:
         """[N, ...] targets of these items, and [N] weights: one over the mean distance from the teacher's x0."""
         state = experience.states(items)
         noised = self.diffused(experience, items, state, state.x0)
@@ -119,15 +117,11 @@ class GDMD(DistributionMatching):
         assert experience.target_weights is not None and experience.target_advantages is not None
         state, at = experience.states(items), (experience.members(items), experience.places(items))
         x0 = state.clean(policy.velocity_of(experience.generator, state).float())
-        loss, good = guided(
-            x0, state.x0, experience.targets[at], experience.target_advantages[at], self.settings
-        )
+        loss, good = guided(x0, state.x0, experience.targets[at], experience.target_advantages[at], self.settings)
         return experience.target_weights[at] * loss, {"gdmd/goodness": good}
 
 
-def guided(
-    x0: Tensor, old: Tensor, target: Tensor, advantage: Tensor, settings: GDMDSettings
-) -> tuple[Tensor, Tensor]:
+def guided(x0: Tensor, old: Tensor, target: Tensor, advantage: Tensor, settings: GDMDSettings) -> tuple[Tensor, Tensor]:
     """[N] losses of predictions x0 [N, ...] by targets and their advantages [N], and [N] how good targets are.
 
     Args:

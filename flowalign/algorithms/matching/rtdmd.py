@@ -13,7 +13,6 @@ have noises of their own, where theirs have one; levels are drawn, and steps dow
 The cold start (AC-DMD at all steps) is not here; `dmd2` and `tdm` make one.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch

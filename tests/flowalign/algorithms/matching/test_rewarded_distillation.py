@@ -1,7 +1,7 @@
 """Rewards in distillation: RTDMD against its authors' lines, DIDR where all is Gaussian, GDMD written out."""
 
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -195,7 +195,7 @@ def test_didrs_teacher_walks_down_and_its_gradient_flows_back(tmp_path: Path) ->
     sigmas = experience.descent.sigmas[index]
     torch.testing.assert_close(sigmas[:, 0], noised.sigma)
     assert (sigmas[:, 1] < sigmas[:, 0]).all()
-    value, shift = algorithm.tilt(policy, experience, noised, index)
+    _, shift = algorithm.tilt(policy, experience, noised, index)
     gradient = shift * (1 - noised.s) / noised.s**2
     direction = gradient / gradient.flatten(1).norm(dim=1).view_as(noised.s)
     ends = []
@@ -273,4 +273,6 @@ def test_gdmds_mixtures_are_drawn_to_a_target_by_how_good_it_is() -> None:
         assert r == pytest.approx(min(max(0.5 + A / 4, 0), 1))
         plus, minus = 0.5 * old[row] + 0.5 * x0[row], 1.5 * old[row] - 0.5 * x0[row]
         errors = [float((target[row] - each).square().mean()) for each in (plus, minus, x0[row])]
-        assert loss[row].item() == pytest.approx((r * errors[0] + (1 - r) * errors[1]) / 0.5 + 0.3 * errors[2], rel=1e-5)
+        assert loss[row].item() == pytest.approx(
+            (r * errors[0] + (1 - r) * errors[1]) / 0.5 + 0.3 * errors[2], rel=1e-5
+        )

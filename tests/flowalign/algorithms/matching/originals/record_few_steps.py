@@ -88,7 +88,9 @@ def lines(file: Path, within: str, *wanted: str) -> list[ast.stmt]:
 
 
 utils = runpy.run_path(str(TRAINERS / "ac_dmd_utils.py"))
-step = function(TRAINERS.parent / "diffusers_patch/sde_with_logprob.py", "sde_step_with_logprob", {"torch": torch, "math": math})
+step = function(
+    TRAINERS.parent / "diffusers_patch/sde_with_logprob.py", "sde_step_with_logprob", {"torch": torch, "math": math}
+)
 dmd_loss = function(TRAINERS / "dmd_trainer.py", "dmd_loss", {"torch": torch, "F": F})
 settings = Names(
     ac_consistency_enabled=True,
@@ -153,7 +155,12 @@ def fake_stage() -> dict[str, torch.Tensor]:
     x0, zero = given["x"][:, 2] - SIGMAS[3] * given["velocity"][:, 2], torch.zeros(ROWS)
     at = utils["flow_forward_v2"](zero, given["t"], x0, given["noise"])
     target, scale = utils["flow_forward_target_v2"](zero, given["t"], x0, given["noise"], move_scale_out=True)
-    names: dict[str, Any] = utils | {"torch": drawn, "F": F, "ls_cfg": settings, "v_pred": network(None, at, None, 1000 * given["t"])}
+    names: dict[str, Any] = utils | {
+        "torch": drawn,
+        "F": F,
+        "ls_cfg": settings,
+        "v_pred": network(None, at, None, 1000 * given["t"]),
+    }
     names |= {"ac_scale": scale, "v_target": target}
     wanted = ("loss_raw", "inv_scale_weight", "loss_fake_ac")
     run(lines(TRAINERS / "ac_dmd_mixin.py", "_train_fake_score_ac_from_rollout", *wanted), names)
