@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from flowalign.algorithms.matching import base
-from flowalign.algorithms.matching.distribution import DistributionExperience, DistributionSettings, towards
+from flowalign.algorithms.matching.distribution import DistributionSettings, towards
 from flowalign.algorithms.matching.rewarded import RewardedExperience, RewardedMatching
 from flowalign.config import Config
 from flowalign.core.record import Record
@@ -105,12 +105,10 @@ class DIDR(RewardedMatching):
         return value.detach(), noised.s**2 / (1 - noised.s) * gradient / self.settings.beta
 
 
-def denoised(
-    policy: DiffusersPolicy, experience: DistributionExperience, noised: Noised, index: Tensor, x: Tensor
-) -> Tensor:
+def denoised(policy: DiffusersPolicy, experience: DIDRExperience, noised: Noised, index: Tensor, x: Tensor) -> Tensor:
     """[N, ...] finished samples of the current weights from states x [N, ...] along levels [N, K], by Euler's rule."""
-    assert isinstance(experience, DIDRExperience) and experience.descent is not None
     way = experience.descent
+    assert way is not None
     for number in range(index.shape[1]):
         at = way.noised_by(noised.samples, index[:, number], noised.noise)
         after = 0 if number + 1 == index.shape[1] else way.sigmas[index[:, number + 1]].view_as(at.s)

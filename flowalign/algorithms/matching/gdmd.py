@@ -82,24 +82,23 @@ class GDMD(DistributionMatching):
         experience = super().experience(sampled, record, processes)
         assert isinstance(experience, GDMDExperience)
         sampler, batch = sampled.sampler, experience.batch
-        pieces = [self._targets(sampler.policy, experience, items) for items in self._pieces(sampler, experience)]
+        parts = experience.items.split(sampler.config.training.micro_batch_size)
+        pieces = [self._targets(sampler.policy, experience, items) for items in parts]
         targets, weights = (torch.cat(each).unflatten(0, (len(batch), -1)) for each in zip(*pieces, strict=True))
         rollout, rewards = sampled.rollout, []
         for number in range(targets.shape[1]):
             whole = rollout.whole(targets[:, number])
             pictures = sampler.policy.finished(whole, sampler.config.rollout.batch_size, sampler.needs)
-            rewards.append(sampled.scorer.score(pictures, batch).value.to(processes.device))
+            scores = sampled.scorer.score(pictures, batch, steps=[number] * len(batch))
+            value = scores.value if scores.missing is None else scores.value.masked_fill(scores.missing, torch.nan)
+            rewards.append(value.to(processes.device))
         reward = processes.gather(torch.stack(rewards, 1))
         owner = torch.arange(len(reward), device=reward.device).repeat_interleave(reward.shape[1])
-        advantage = group_advantage(reward.flatten(), owner, self.settings.scale).view_as(reward)
+        advantage = group_advantage(reward.flatten(), owner, self.settings.scale).nan_to_num(0).view_as(reward)
         experience.targets, experience.target_weights = targets, weights
         experience.target_advantages = processes.own(advantage, len(batch))
-        experience.metrics["gdmd/target_reward"] = reward.mean().item()
+        experience.metrics["gdmd/target_reward"] = reward.nanmean().item()
         return experience
-
-    @staticmethod
-    def _pieces(sampler: DiffusionSampler, experience: GDMDExperience) -> tuple[Tensor, ...]:
-        return experience.items.split(sampler.config.training.micro_batch_size)
 
     def _targets(self, policy: DiffusersPolicy, experience: GDMDExperience, items: Tensor) -> tuple[Tensor, Tensor]:
         """[N, ...] targets of these items, and [N] weights: one over the mean distance from the teacher's x0."""

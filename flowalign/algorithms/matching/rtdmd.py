@@ -167,7 +167,7 @@ class RTDMD(RewardedMatching):
         settings, rollout, trajectory = self.settings, experience.rollout, experience.rollout.trajectory
         state, count = experience.states(items), len(experience.acting)
         samples = state.samples.repeat(count + 1)
-        steps = torch.tensor([*experience.acting, trajectory.velocity.shape[1] - 1], device=items.device)
+        steps = torch.tensor([*experience.acting, len(trajectory.sigmas) - 2], device=items.device)
         steps = steps.repeat_interleave(len(items))
         velocity = policy.velocity(rollout, samples, steps).float()
         acting = slice(count * len(items))
