@@ -82,8 +82,8 @@ class GDMD(DistributionMatching):
         experience = super().experience(sampled, record, processes)
         assert isinstance(experience, GDMDExperience)
         sampler, batch = sampled.sampler, experience.batch
-        parts = experience.items.split(sampler.config.training.micro_batch_size)
-        pieces = [self._targets(sampler.policy, experience, items) for items in parts]
+        chunks = experience.items.split(sampler.config.training.micro_batch_size)
+        pieces = [self._targets(sampler.policy, experience, items) for items in chunks]
         targets, weights = (torch.cat(each).unflatten(0, (len(batch), -1)) for each in zip(*pieces, strict=True))
         rollout, rewards = sampled.rollout, []
         for number in range(targets.shape[1]):

@@ -1,11 +1,10 @@
-"""RTDMD: a few-step generator is matched to its teacher tilted by a reward, on its stochastic steps by GRPO and on its
-last one by two gradients (arXiv 2605.26108).
+"""RTDMD: a few-step generator is matched to its teacher tilted by a reward (arXiv 2605.26108).
 
-The divergence from the tilted teacher is one of distribution matching less the mean reward. The reward's gradient has
-two shares. Of the steps with noise (CPS) some are drawn each iteration and learn as in Flow-GRPO. The last step has no
-noise: there the reward itself is differentiated, relu(margin - r), beside DMD's loss. `fake` learns what the last step
-makes, and is to agree with itself: two short noisy steps down from where it is asked, independent of each other, change
-its x0 by d1 and d2, and their product's mean, an estimate of the squared mean change, is in its loss.
+The divergence from the tilted teacher is that from the teacher less the mean reward. Of the generator's steps with
+noise (CPS) some are drawn each iteration, and learn as in Flow-GRPO. The last step has no noise: there the reward
+itself is differentiated, relu(margin - r), beside DMD's loss. `fake` learns what the last step predicts, and is to
+agree with itself: two independent short noisy steps down from where it is asked change its x0 by d1 and d2, and the
+mean of their product, an estimate of the squared mean change, is in its loss.
 
 Authors' code (Harahan/RTDMD, rtdmd/trainers): the numbers of its RL stage are the defaults. Its loss is a sample's mean
 over the steps that it learns from, and so is this one. Departures: at steps that are not drawn the members of a group
