@@ -1,6 +1,7 @@
 """The size of the house, read from its source: long functions, types that say nothing, what the trainer leans on."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,12 +47,31 @@ def test_few_types_say_nothing_and_none_of_them_in_a_method() -> None:
     assert [name for name in names if "algorithms" in Path(name.partition(":")[0]).parts] == []
 
 
-def test_the_trainer_leans_on_few_modules() -> None:
-    [trainer] = [
-        source for file, source in sources(["flowalign/training"]).items() if file.endswith("training/trainer.py")
-    ]
-    imports = [node for node in ast.walk(ast.parse(trainer)) if isinstance(node, ast.Import | ast.ImportFrom)]
+def module(path: str) -> ast.Module:
+    [source] = [source for file, source in sources([str(Path(path).parent)]).items() if file.endswith(path)]
+    return ast.parse(source)
+
+
+def classes(tree: ast.Module) -> Iterator[ast.ClassDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+
+
+def test_the_trainer_leans_on_few_modules_and_is_short_to_make() -> None:
+    trainer = module("flowalign/training/trainer.py")
+    imports = [node for node in ast.walk(trainer) if isinstance(node, ast.Import | ast.ImportFrom)]
     assert len(imports) <= 22
+    assert long_functions({"trainer": ast.unparse(trainer)}, 50) == []
+
+
+def test_an_algorithm_declares_little() -> None:
+    [algorithm] = [kind for kind in classes(module("flowalign/algorithms/base.py")) if kind.name == "Algorithm"]
+    assert len([entry for entry in algorithm.body if isinstance(entry, ast.Assign | ast.AnnAssign)]) <= 7
+
+
+def test_few_classes_share_a_name() -> None:
+    names = Counter(kind.name for source in sources(PRODUCT).values() for kind in classes(ast.parse(source)))
+    twice = [name for name, count in names.items() if count > 1]
+    assert len(twice) <= 5, twice
 
 
 def test_what_is_too_much_is_seen() -> None:
