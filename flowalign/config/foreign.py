@@ -13,6 +13,8 @@ from flowalign.runs.reading import read_yaml
 
 WRITTEN = ("embeddings", "cache")
 """Settings that name a folder to write to."""
+UNUSED = ("rollout.engine",)
+"""Settings that nothing but a run itself uses."""
 
 
 def check_run(run: Path, used: Iterable[str]) -> None:
@@ -47,6 +49,8 @@ def check_prompts(prompts: PromptList, run: Path) -> None:
 
 def _reached(values: object, key_path: str, allowed: Sequence[Path]) -> Iterator[str]:
     """Each setting that is an address, the name of an environment variable, or a path outside."""
+    if key_path in UNUSED:
+        return
     if isinstance(values, Mapping):
         for key, value in values.items():
             # a key may be a path too: LoRAs by folder, with their weights as values

@@ -68,6 +68,8 @@ class About(Section):
     """Seeds of the start noise, `torch.Generator("cpu").manual_seed(seed)`."""
     noise_seeds: list[int]
     """Seeds of the step noise, drawn from one such generator at each stochastic step in turn."""
+    generator: Literal["cpu", "cuda"] = "cpu"
+    """Device whose generator drew the noise; cuda: an engine's, which seeds make again on such a device alone."""
     groups: list[int]
     """Numbers of the groups; the samples of a group share a prompt."""
     share_start_noise: bool
@@ -159,6 +161,7 @@ def describe(rollout: Rollout, batch: Batch, sampling: Sampling, process: int = 
         negative_prompts=[record.get("negative_prompt", sampling.negative_prompt) for record in batch.metadata],
         seeds=list(batch.seeds),
         noise_seeds=list(batch.noise_seeds),
+        generator=rollout.generator,
         groups=list(batch.group),
         share_start_noise=batch.shares_start_noise,
         guidance=list(rollout.guidance),
@@ -169,7 +172,11 @@ def describe(rollout: Rollout, batch: Batch, sampling: Sampling, process: int = 
         processes=processes,
         weights=identity(rollout.policy),
     )
-    return RolloutFile(about=about, **{name: value.cpu() for name, value in trajectory.tensors().items()})
+    tensors = {name: value.cpu() for name, value in trajectory.tensors().items()}
+    # an engine sends those of stochastic steps of a few samples alone
+    if tensors["velocity"].isnan().any():
+        del tensors["velocity"]
+    return RolloutFile(about=about, **tensors)
 
 
 def undescribed(rollout: Rollout) -> str | None:

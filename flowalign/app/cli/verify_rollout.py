@@ -122,8 +122,14 @@ def loaded(
     with opened(model, trust, ("model", "algorithm", "rollout", "data")):
         if is_run and config is None:
             settings = load(run / "config.yaml")
-        saved = run / "checkpoints" / f"checkpoint-{iteration:06d}"
-        weights = saved if is_run and lora is None and settings.model.lora is not None and saved.is_dir() else lora
+        saved, weights = run / "checkpoints" / f"checkpoint-{iteration:06d}", lora
+        if is_run and lora is None and settings.model.lora is not None:
+            weights = saved if saved.is_dir() else None
+            if weights is None and iteration > 0:
+                raise ConfigError(
+                    f"{run} has no checkpoint of iteration {iteration}, whose weights sampled this; --lora names a "
+                    "folder with them, and training.checkpoint_every and keep_checkpoints let more of them stay"
+                )
         policy, _ = load_for_sampling(model, weights, dtype, trained=iteration > 0 or not is_run)
     return policy, settings if is_run else None
 

@@ -44,6 +44,8 @@ class Rollout(Rows):
     """[B, ...] latents of the sound that the pipeline made along with it."""
     cached: bool = field(default=False, metadata=SHARED)
     """Whether a feature cache was on, so that a replay has other velocities."""
+    generator: str = field(default="cpu", metadata=SHARED)
+    """Device whose generator drew the noise; other than the CPU, seeds do not make it again here."""
     unmoved: Tensor | None = None
     """[B, ...] the start noise before the policy's `start_noise` moved it"""
     written: Rows | None = None

@@ -194,6 +194,17 @@ class Servers:
         self.client.close()
 
 
+def in_turn(urls: Sequence[str], row: int, rows: int) -> list[str]:
+    """Addresses in the order in which a process turns to them: processes begin at equal distances, so that all servers
+    get as many requests.
+
+    Args:
+        row, rows: number of the process, and how many there are.
+    """
+    first = row * len(urls) // rows
+    return [*urls[first:], *urls[:first]]
+
+
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 

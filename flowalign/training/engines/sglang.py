@@ -44,7 +44,7 @@ from flowalign.runs.files import write_folder
 from flowalign.settings import Section
 from flowalign.training.distributed.sharding import copied, whole
 from flowalign.training.engines.rollout_api import Drawn, SampleRequest, read
-from flowalign.training.engines.servers import ServerLost, Servers
+from flowalign.training.engines.servers import ServerLost, Servers, in_turn
 from samplers import Trajectory, step_std
 
 KERNELS = {"flow_sde": ("sde", False), "cps": ("cps", False), "cps_published": ("cps", True), "ode": ("ode", True)}
@@ -55,6 +55,15 @@ QwenImageEditPlusPipeline ZImagePipeline LongCatImagePipeline LongCatImageEditPi
 WanImageToVideoPipeline HunyuanVideoPipeline
 """.split()
 """Classes of diffusers that sglang has pipelines of its own for, with hooks for rollouts and a flow scheduler."""
+TOKENS = {
+    "StableDiffusion3Pipeline": 256,
+    "FluxPipeline": 512,
+    "Flux2Pipeline": 512,
+    "Flux2KleinPipeline": 512,
+    "WanPipeline": 512,
+    "WanImageToVideoPipeline": 512,
+}
+"""Tokens to which sglang pads prompts, where the network sees the padding."""
 NICKNAME = "flowalign"
 REPLAYED = 4
 """Samples of each part that are replayed, whose velocities are sent too."""
@@ -95,9 +104,9 @@ class SGLangPictureSettings(ServerSettings):
             is not None,
             "model.text_lora: servers encode with the model's own encoders; null works": model.text_lora is not None,
         }
-        why = next((why for why, holds in refused.items() if holds), None)
-        if why is not None:
-            raise ConfigError(why)
+        why = [why for why, holds in refused.items() if holds]
+        if why:
+            raise ConfigError("; ".join(why))
         plan = config.build_plan(silent=True)
         if hasattr(plan, "update"):
             raise ConfigError(
@@ -106,7 +115,17 @@ class SGLangPictureSettings(ServerSettings):
             )
         if not model.path.startswith(registry.GIVEN):
             described = None if model.config is None else str(shipped(model.config))
-            self.check_pipeline(load_config(described_by(shipped(model.path), described))["_class_name"])
+            name = load_config(described_by(shipped(model.path), described))["_class_name"]
+            self.check_pipeline(name)
+            self.check_tokens(name, model.encode.get("max_sequence_length"))
+
+    def check_tokens(self, name: str, length: object) -> None:
+        """Refuse prompts that sglang would pad to another length; 0 does without the encoder that pads."""
+        if length and name in TOKENS and length != TOKENS[name]:
+            raise ConfigError(
+                f"model.encode.max_sequence_length: sglang pads prompts of a {name} to {TOKENS[name]} tokens, and "
+                f"this is {length}; {TOKENS[name]} works"
+            )
 
     def check_pipeline(self, name: str) -> None:
         """Refuse a pipeline that sglang has no rollouts for."""
@@ -187,7 +206,7 @@ class SGLang:
             raise ConfigError(f"model.lora.alpha: sglang takes whole numbers, and this is {self._alpha:g}")
         self.folder = (folder / "engine").absolute()
         urls, row, rows = settings.url, processes.row, processes.rows
-        urls = urls[row::rows] if settings.staleness or settings.share_gpu else urls[row % len(urls) :] + urls[:row]
+        urls = urls[row::rows] if settings.staleness or settings.share_gpu else in_turn(urls, row, rows)
         urls = list(dict.fromkeys(urls))
         self.servers = Servers(
             "rollout.engine", urls, settings.timeout, settings.retries, settings.patience, self._load
@@ -313,7 +332,7 @@ class SGLang:
         self, batch: Batch, row: int, start: Rollout, eta: Tensor, level: float, arguments: dict[str, Any]
     ) -> SampleRequest:
         """The request of one sample."""
-        family, pipeline, settings = self.policy.family, self.policy.pipeline, self.settings
+        family, pipeline = self.policy.family, self.policy.pipeline
         first = start.trajectory.latents[row : row + 1, 0]
         shape = tuple(family.pack(first * family.scale(start.trajectory.sigmas[0])).shape[1:])
         height, width = (side * family.pixels(pipeline) for side in first.shape[-2:])
@@ -328,7 +347,7 @@ class SGLang:
             "prompt": batch.prompts[row],
             "negative_prompt": batch.metadata[row].get("negative_prompt", arguments["negative_prompt"]),
             "seed": batch.seeds[row],
-            "generator_device": settings.generator_device or ("cuda" if noisy else "cpu"),
+            "generator_device": self._generator(bool(noisy)),
             "width": width,
             "height": height,
             "num_inference_steps": len(eta),
@@ -357,6 +376,10 @@ class SGLang:
             debug=debug,
             picture=3 * height * width * frames,
         )
+
+    def _generator(self, noisy: bool) -> str:
+        """Device whose generator draws noise, by whether there are stochastic steps."""
+        return self.settings.generator_device or ("cuda" if noisy else "cpu")
 
     @property
     def _replays(self) -> bool:
@@ -440,7 +463,8 @@ class SGLang:
         self.own_noise += int(own.sum())
         self.rounded += sum(sample.rounded for sample in drawn)
         kernel, unlearned = self.sampler.kernel, self.sampler.unlearned
-        return replace(part.start, trajectory=trajectory, kernel=kernel, unlearned=unlearned)
+        generator = self._generator(bool((eta > 0).any()))
+        return replace(part.start, trajectory=trajectory, kernel=kernel, unlearned=unlearned, generator=generator)
 
     @torch.no_grad()
     def _check(self, rollout: Rollout, part: Part) -> None:

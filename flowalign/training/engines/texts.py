@@ -28,7 +28,7 @@ from flowalign.runs.files import write_folder
 from flowalign.training.distributed.sharding import copied
 from flowalign.training.engines.compared import all_alike, unlike
 from flowalign.training.engines.completions import DrawnText, Wanted, read
-from flowalign.training.engines.servers import AdapterServers, ServerLost, fingerprint
+from flowalign.training.engines.servers import AdapterServers, ServerLost, fingerprint, in_turn
 from flowalign.training.engines.text_settings import TextSettings
 from rewards.http import token_in
 
@@ -104,11 +104,10 @@ class TextServers:
         self.policy: LanguagePolicy = sampler.policy
         self.decoding = Decoding.of(sampler.config.rollout)
         self.folder = Path(settings.weights_folder or folder).resolve() / "engine"
-        # each process begins with another server
-        urls, row = [url.rstrip("/").removesuffix("/v1") for url in settings.url], processes.row % len(settings.url)
+        urls = [url.rstrip("/").removesuffix("/v1") for url in settings.url]
         self.servers = AdapterServers(
             "rollout.engine",
-            list(dict.fromkeys(urls[row:] + urls[:row])),
+            list(dict.fromkeys(in_turn(urls, processes.row, processes.rows))),
             settings.timeout,
             settings.retries,
             settings.patience,

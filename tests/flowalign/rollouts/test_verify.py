@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from flowalign.app.cli.main import main
 from flowalign.config import load, recipe
@@ -228,6 +230,8 @@ def test_nothing_is_said_of_sound_rollouts(policy: DiffusersPolicy, sound: Rollo
         read(tmp_path / "file"),
         replace(sound, velocity=None),
         sampled(policy, guidance=1.0, kernel=KERNELS["cps_published"]),
+        # noise of an engine, which these seeds do not make here
+        says(as_said(sampled(policy, seeds=(24, 25, 26, 27)), sound), generator="cuda"),
     ):
         verdict = verify(policy, file)
         assert verdict.findings == []
@@ -274,7 +278,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("verified")
     settings = ["training.iterations=2", "training.checkpoint_every=1", "rollout.save_every=1", "training.previews=0"]
-    return Path(small_run("tiny_sd3/flow_grpo", folder, *settings).train().folder)
+    run = Path(small_run("tiny_sd3/flow_grpo", folder, *settings).train().folder)
+    # as of a run whose samples a server draws, which no verdict asks
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    settings["rollout"]["engine"] = {"name": "sglang", "url": "http://127.0.0.1:1"}
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    return run
 
 
 class Silent(http.server.SimpleHTTPRequestHandler):
@@ -305,6 +314,11 @@ def test_the_command_verifies_a_runs_rollouts(run: Path, address: str, capfd: py
     assert code == 1 and "weights: sampled with the adapter" in text
     first = run / "rollouts/iteration-000000-rank0.safetensors"
     code, text = told(first, "--model", "tiny_sd3", "--config", "tiny_sd3/flow_grpo")
+    assert code == 0
+    later = Path(shutil.move(run / "checkpoints/checkpoint-000001", run / "moved"))
+    code, text = told(run / "rollouts" / name, "--model", run)
+    assert code == 2 and "has no checkpoint of iteration 1" in text and len(text.strip().splitlines()) == 1
+    code, text = told(run / "rollouts" / name, "--model", run, "--lora", later)
     assert code == 0
     for file, why in (
         (f"{address}/nothing", "404"),
