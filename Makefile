@@ -37,7 +37,7 @@ lowest: $(STAMP)  ## the unit tests with the lowest versions that pyproject.toml
 	@build/lowest/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]' -c build/lowest.txt
 	@build/lowest/bin/python -m pytest $(PARALLEL) -m "not slow"
 
-gpu: $(STAMP)  ## on a machine with a GPU: all tests on it, replay in 16 bits, benchmarks at full size
+gpu: $(STAMP)  ## on a machine with a GPU: all tests on it, replay in 16 bits, benchmarks at full size, a real sglang
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu: torch finds no CUDA device here")'
 	@$(BIN)/python -m pytest -m "not slow"
 	@$(BIN)/python scripts/measure_mismatch.py --device cuda
@@ -46,6 +46,9 @@ gpu: $(STAMP)  ## on a machine with a GPU: all tests on it, replay in 16 bits, b
 	    $(BIN)/python scripts/benchmark_gpu.py $$model --batch-size 4 $$how || exit 1; \
 	  done; \
 	done
+	@$(BIN)/python -m venv build/sglang
+	@build/sglang/bin/python -m pip install --quiet --disable-pip-version-check 'sglang[diffusion]==0.5.23'
+	@$(BIN)/python scripts/train_on_sglang.py --sglang build/sglang/bin/sglang
 
 lint: $(STAMP)  ## ruff (lint and format) and mypy
 	@$(BIN)/ruff check .

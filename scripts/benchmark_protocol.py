@@ -61,9 +61,9 @@ PATH = "/rollout/generate"
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--iterations", type=int, default=5, help="of each run (%(default)s)")
+    parser.add_argument("--iterations", type=int, default=4, help="of each run (%(default)s)")
     parser.add_argument("--prompts", type=int, default=4, help="of an iteration (%(default)s)")
-    parser.add_argument("--group", type=int, default=8, help="samples of a prompt (%(default)s)")
+    parser.add_argument("--group", type=int, default=4, help="samples of a prompt (%(default)s)")
     parser.add_argument("--repeats", type=int, default=9, help="turns of the protocol alone (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write every figure here")
     arguments = parser.parse_args(argv)
@@ -183,8 +183,7 @@ def seconds(work: Callable[[], object], process: psutil.Process | None = None) -
 
 def protocol(trainer: Trainer, engine: SGLang, url: str, repeats: int) -> dict[str, Any]:
     """What weights take an iteration, and what answers that are drawn already take a sample."""
-    # velocities of all samples are sent in iteration 0 alone
-    iteration = 1
+    iteration = trainer.iteration
     weights = seconds(lambda: engine.servers.load(url, engine.publish(iteration, trainer.learner.parameters, {})))
     published = engine.publish(iteration, trainer.learner.parameters, {})
     [part] = engine.generate([trainer.groups.draw(iteration).batch], published)
