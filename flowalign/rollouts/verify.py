@@ -32,6 +32,8 @@ CANDIDATES = 16
 """Other prompts that are tried, at most."""
 BROKEN = {"shape", "not finite", "sigmas", "dropped samples", "doubled samples"}
 """Faults after which there is nothing to replay."""
+UNEXPLAINED = "neither guidance nor a prompt of the file explains it; other weights, or another encoding of prompts"
+"""Cause of velocities of which nothing that a file says is the cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,11 +145,7 @@ def verify(policy: DiffusersPolicy, file: RolloutFile, config: Config | None = N
             findings += check_steps(file, steps) + check_log_prob(file, steps, file.velocity)
     if file.velocity is not None:
         other = any(finding.name == "weights" for finding in findings)
-        cause = (
-            "the weights are of another version"
-            if other
-            else "neither guidance nor a prompt of the file explains it; other weights, or another encoding of prompts"
-        )
+        cause = "the weights are of another version" if other else UNEXPLAINED
         findings += check_velocities(replay, replayed, tolerance, cause)
     return Verdict(findings=findings, steps=reports(file, replayed))
 

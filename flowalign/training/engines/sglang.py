@@ -39,7 +39,7 @@ from flowalign.rollouts.contract import describe, undescribed
 from flowalign.rollouts.engine import Generated, SamplingWeights
 from flowalign.rollouts.pictures import DiffusionSampler
 from flowalign.rollouts.processes import Processes
-from flowalign.rollouts.verify import START, verify
+from flowalign.rollouts.verify import START, UNEXPLAINED, verify
 from flowalign.runs.files import write_folder
 from flowalign.settings import Section
 from flowalign.training.distributed.sharding import copied, whole
@@ -115,17 +115,7 @@ class SGLangPictureSettings(ServerSettings):
             )
         if not model.path.startswith(registry.GIVEN):
             described = None if model.config is None else str(shipped(model.config))
-            name = load_config(described_by(shipped(model.path), described))["_class_name"]
-            self.check_pipeline(name)
-            self.check_tokens(name, model.encode.get("max_sequence_length"))
-
-    def check_tokens(self, name: str, length: object) -> None:
-        """Refuse prompts that sglang would pad to another length; 0 does without the encoder that pads."""
-        if length and name in TOKENS and length != TOKENS[name]:
-            raise ConfigError(
-                f"model.encode.max_sequence_length: sglang pads prompts of a {name} to {TOKENS[name]} tokens, and "
-                f"this is {length}; {TOKENS[name]} works"
-            )
+            self.check_pipeline(load_config(described_by(shipped(model.path), described))["_class_name"])
 
     def check_pipeline(self, name: str) -> None:
         """Refuse a pipeline that sglang has no rollouts for."""
@@ -493,11 +483,22 @@ class SGLang:
             return
         said = f"what {' and '.join(self.settings.url)} sampled is not what the policy makes"
         if undescribed(few) is not None:
-            raise FlowalignError(f"{said}: velocities are up to {error:.2g} from the replay")
+            raise FlowalignError(f"{said}: velocities are up to {error:.2g} from the replay{self._padding()}")
         file = describe(few, part.batch[rows.tolist()], self.config.rollout)
         findings = [f for f in verify(self.policy, file).findings if f.name not in ("seeds", "16 bits")]
         cause = str(findings[0]) if findings else f"velocity: up to {error:.2g} from the replay"
+        if cause.endswith(UNEXPLAINED):
+            cause += self._padding()
         raise FlowalignError(f"{said}: {cause} (flowalign verify-rollout says more of a file of rollout.save_every)")
+
+    def _padding(self) -> str:
+        """How sglang encodes prompts otherwise than the policy; empty where it is not known to."""
+        name, length = type(self.policy.pipeline).__name__, self.config.model.encode.get("max_sequence_length")
+        if length is None or TOKENS.get(name, length) == length:
+            return ""
+        return (
+            f"; sglang pads prompts of a {name} to {TOKENS[name]} tokens, model.encode.max_sequence_length is {length}"
+        )
 
     # memory
 

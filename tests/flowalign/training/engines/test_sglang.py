@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 from flowalign.config import kind_of, load, recipe
 from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError, FlowalignError
+from flowalign.rollouts.contract import describe, read, write
+from flowalign.rollouts.verify import verify
 from flowalign.settings import parse
 from flowalign.training import Trainer
 from flowalign.training.engines.sglang import SGLang
@@ -182,6 +184,31 @@ def test_new_weights_that_a_server_ignores_end_the_run(served: Any, trainer: Tra
             parameter.add_(0.01)
     with pytest.raises(FlowalignError, match="ignores new weights: its checksum is that of earlier ones"):
         trainer.experience()
+
+
+def test_a_server_with_another_model_ends_the_run(served: Any, trainer: Trainer) -> None:
+    weights = next(p for name, p in trainer.policy.network.named_parameters() if "lora" not in name)
+    with torch.no_grad():
+        weights.mul_(1.5)
+    told = "velocity: .*; other weights, or another encoding of prompts; sglang pads .* to 256 tokens, .*length is 0"
+    try:
+        with pytest.raises(FlowalignError, match=told) as raised:
+            trainer.experience()
+    finally:
+        with torch.no_grad():
+            weights.div_(1.5)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_of_its_samples_is_sound(served: Any, trainer: Trainer, tmp_path: Path) -> None:
+    weights = trainer.engine.publish(5, trainer.learner.parameters, {})
+    [part] = trainer.engine.generate([trainer.groups.draw(1).batch], weights)
+    rollout, batch, _ = part.result()
+    write(tmp_path / "file", describe(rollout, batch, trainer.config.rollout))
+    file = read(tmp_path / "file")
+    # those of stochastic steps were sent with four samples alone
+    assert file.velocity is None and file.about.generator == "cpu"
+    assert verify(trainer.policy, file, trainer.config).findings == []
 
 
 def test_the_tests_server_answers_as_sglang_does(served: Any, trainer: Trainer) -> None:
