@@ -130,7 +130,7 @@ def run(arguments: argparse.Namespace, serve: list[str], train: list[str], gpus:
         return code
     files = sorted((folder / "rollouts").glob("*.safetensors"))
     verify = [*FLOWALIGN, "verify-rollout"]
-    codes = [told([*verify, str(file), "--model", str(folder), "--dtype", "bfloat16"]) for file in files]
+    codes = [told([*verify, str(file), "--model", str(folder)]) for file in files]
     metrics = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     for name, value in metrics.items():
         if name.startswith(("engine/", "seconds/", "policy/mismatch")):
