@@ -5,7 +5,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -161,6 +161,13 @@ class Servers:
             return response.json()
         except ValueError as error:
             raise FlowalignError(f"{shown} answers no JSON: {_excerpt(response.content)}") from error
+
+    def wait_until_warm(self, url: str) -> None:
+        """Wait while a server answers that it is not ready yet, at most as long as the patience."""
+        end = time.monotonic() + self.patience
+        with suppress(httpx2.HTTPError, httpx2.InvalidURL):
+            while self.client.get(f"{url}/health", timeout=self.timeout).status_code == 503 and time.monotonic() < end:
+                time.sleep(FIRST_WAIT)
 
     def _attempt(self, address: str, content: bytes, most: int) -> tuple[int, bytes]:
         """Status and body of one answer; the time limit holds for the whole of it."""

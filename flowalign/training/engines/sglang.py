@@ -211,6 +211,7 @@ class SGLang:
 
     def _greet(self, url: str) -> None:
         """Refuse an address without sglang's diffusion engine, or with another pipeline behind it."""
+        self.servers.wait_until_warm(url)
         try:
             self.servers.call(url, "/health")
             answer = self.servers.call(url, "/v1/models")
