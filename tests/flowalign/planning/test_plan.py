@@ -43,6 +43,10 @@ BILLIONS = {
     "longcat_image": 6.27,  # its page says 6B
     "skyreels_v2_14b": 14.3,
     "chrono_edit_14b": 16.4,
+    "hidream_i1": 17.1,  # its page says 17B
+    "sana_video_2b": 2.06,
+    "wan_vace_1_3b": 2.15,  # with the blocks that read the control
+    "wan_vace_14b": 17.3,
     "wan_1_3b": 1.42,
     "wan_14b": 14.3,
     "wan21_i2v_14b": 16.4,
