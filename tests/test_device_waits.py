@@ -16,7 +16,7 @@ from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.diffusion.window import GradientWindow
 from samplers import flow_sde
 from samplers.completion import completions
-from tests.flowalign.policies.diffusion.test_conformance import a_megapixel_is_much, pictures
+from tests.flowalign.policies.diffusion.test_conformance import a_megapixel_is_much, pictures, train
 from tests.test_device import forked
 
 __all__ = ["a_megapixel_is_much", "pictures"]
@@ -37,6 +37,7 @@ THEIRS = {
     "aura_flow",
     "chroma",
     "chrono_edit",
+    "dit",
     "ernie_image",
     "hidream",
     "hunyuan_image",
@@ -53,7 +54,7 @@ THEIRS = {
 """Families whose network or pipeline in diffusers waits by itself."""
 FAST = ["sd35", "sd15", "wan"]
 VARIANTS = {"flux2", "flux2_klein", "hunyuan_image_distilled", "sd2_v", "sdxl_v"}
-VARIANTS |= {"wan22_5b", "wan22_5b_i2v", "wan22_14b_i2v"}
+VARIANTS |= {"prx_pixel", "wan22_5b", "wan22_5b_i2v", "wan22_14b_i2v"}
 """Families with the pipeline and networks of another one, which also has their pictures."""
 STEPS = 3
 NOT_OURS = ("diffusers", "transformers", "elsewhere")
@@ -87,7 +88,7 @@ def test_a_family_neither_mixes_devices_nor_waits_in_its_loops(name: str, pictur
 
         with Device() as device:
             policy, calls = DiffusersPolicy(build(name), DEVICE, tiny.encode), []
-            policy.add_lora(2, 2)
+            train(policy)
             for network in policy.networks.values():
                 network.register_forward_pre_hook(lambda *_: calls.append(Counter(device.waits)))
             rollout = policy.sample(

@@ -296,7 +296,7 @@ def _encode(policy: DiffusersPolicy, config: Config, source: Source | None, size
     if family.negative(config.rollout.guidance):
         encoders["", True] = family.encode_negative
     for (text, negative), encode in encoders.items():
-        rows = encode(policy.pipeline, [PROMPT if text else ""], device=DEVICE, **options)
+        rows = encode(policy.pipeline, [(policy.family.example or PROMPT) if text else ""], device=DEVICE, **options)
         encoder.embeddings[text, source, size, negative] = {name: value[0] for name, value in rows.items()}
 
 

@@ -21,7 +21,7 @@ from flowalign.policies.base import Policy
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.diffusion.caching import check_cacheable
 from flowalign.policies.diffusion.context_parallel import TokenParts, check_context_parallel
-from flowalign.policies.diffusion.families import family_of
+from flowalign.policies.diffusion.families import check_adapters, family_of
 from flowalign.policies.diffusion.storage import check_arguments, described_by, load_config, network_class
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.turns import AgentPolicy
@@ -73,7 +73,10 @@ def build_policy(
     check_context_parallel(described_by(path, described), model)
     if config.rollout.cache is not None:
         check_cacheable(network_class(described_by(path, described)))
-    config.build_algorithm().check_pipeline(config, load_config(described_by(path, described))["_class_name"])
+    pipeline = load_config(described_by(path, described))["_class_name"]
+    config.build_algorithm().check_pipeline(config, pipeline)
+    if model.lora is not None:
+        check_adapters(pipeline)
     policy = kind.from_pretrained(
         path,
         model.dtype,

@@ -25,7 +25,7 @@ from flowalign.policies.diffusion.checks import check_replay
 from flowalign.policies.diffusion.conditions import EXTRA_INPUT, CallRecorder, Conditions, Ragged, standing_in
 from flowalign.policies.diffusion.embeddings import EmbeddingStore
 from flowalign.policies.diffusion.experts import Experts, own_weights
-from flowalign.policies.diffusion.families import Family, family_of, to_device
+from flowalign.policies.diffusion.families import Family, check_adapters, family_of, to_device
 from flowalign.policies.diffusion.forward_process import CleanSamples, ForwardProcess, Noised
 from flowalign.policies.diffusion.prompts import PromptEncoder
 from flowalign.policies.diffusion.rlg import weighed_velocity, weighing
@@ -175,6 +175,12 @@ class DiffusersPolicy(Policy[Rollout]):
     @property
     def untrained(self) -> tuple[str, ...]:
         return self.family.untrained(self.network)
+
+    def add_lora(
+        self, rank: int, alpha: float, targets: Sequence[str] | str | None = None, init: bool | str = True
+    ) -> None:
+        check_adapters(type(self.pipeline).__name__)
+        super().add_lora(rank, alpha, targets, init)
 
     def add_text_lora(self, settings: TextLora) -> None:
         """See `text_lora.add_text_lora`."""
@@ -430,7 +436,8 @@ class DiffusersPolicy(Policy[Rollout]):
         self.pipeline.scheduler = scheduler
         try:
             with self._autocast():
-                return self.pipeline(
+                return self.family.call(
+                    self.pipeline,
                     **embeds,
                     **self.family.arguments(guidance[0]),
                     num_inference_steps=steps,

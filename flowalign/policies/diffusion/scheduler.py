@@ -74,13 +74,18 @@ class TransitionScheduler:
     def step(self, model_output: Tensor, timestep: Tensor | float, sample: Tensor, **_: object) -> Stepped:
         """Make and record the next transition from the pipeline's guided prediction."""
         family, recorder = self.family, self.recorder
+        # some pipelines step both copies of guidance (DiT)
+        count = len(self.seeds)
+        copies, sample = len(sample) // count, sample[:count]
         if recorder is None:
             recorder = self.recorder = self._start(sample)
         at, to = recorder.sigmas[len(recorder.velocities) :][:2]
-        velocity = family.flow_velocity(family.unpack(model_output, self.size), recorder.x, at, self.walked)
+        output = family.unpack(family.handed(model_output[:count], sample, at), self.size)
+        velocity = family.flow_velocity(output, recorder.x, at, self.walked)
         steps = len(recorder.sigmas) - 1
         x = recorder.step(family.own_step(velocity, recorder.x, at, to, steps, self.walked)) * family.scale(to)
-        return Stepped(prev_sample=family.pack(x).to(sample.dtype))
+        stepped = family.pack(x).to(sample.dtype)
+        return Stepped(prev_sample=stepped if copies == 1 else torch.cat([stepped] * copies))
 
     def _start(self, sample: Tensor) -> Recorder:
         levels = self.levels
@@ -100,7 +105,7 @@ class StartScheduler(TransitionScheduler):
     """Stays at the start noise and records it as every state: the schedule and what a sample begins with."""
 
     def step(self, model_output: Tensor, timestep: Tensor | float, sample: Tensor, **_: object) -> Stepped:
-        self.recorder = self.recorder or self._start(sample)
+        self.recorder = self.recorder or self._start(sample[: len(self.seeds)])
         self.recorder.step(torch.zeros_like(self.recorder.x))
         return Stepped(prev_sample=sample)
 

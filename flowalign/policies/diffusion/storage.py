@@ -33,8 +33,10 @@ ENCODING = {
     "complex_human_instruction",
     "max_sequence_length",
     "prompt_template",
+    "skip_text_cleaning",
     "system_prompt",
     "text_encoder_out_layers",
+    "tokenizer_max_length",
 }
 """Arguments of prompt encodings that are settings; others are prompts, embeddings, devices and the like."""
 

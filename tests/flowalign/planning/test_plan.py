@@ -44,6 +44,9 @@ BILLIONS = {
     "skyreels_v2_14b": 14.3,
     "chrono_edit_14b": 16.4,
     "hidream_i1": 17.1,  # its page says 17B
+    "dit_xl_2": 0.75,  # 0.68 on its page; diffusers has the embeddings of classes and times in every block
+    "dit_xl_2_512": 0.75,
+    "prx_1_3b": 1.2,
     "sana_video_2b": 2.06,
     "wan_vace_1_3b": 2.15,  # with the blocks that read the control
     "wan_vace_14b": 17.3,

@@ -3,7 +3,7 @@
 import torch
 
 from flowalign import registry
-from flowalign.errors import FlowalignError
+from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.diffusion.families.base import Family
 
 
@@ -20,10 +20,22 @@ def family_of(pipeline_class: str) -> Family:
     )
 
 
+def check_adapters(pipeline_class: str) -> None:
+    """Refuse a LoRA where diffusers' class of the network takes none.
+
+    Raises:
+        ConfigError: says what works.
+    """
+    if not family_of(pipeline_class).lora_targets:
+        raise ConfigError(
+            f"model.lora: diffusers has no adapters for the network of {pipeline_class}; null trains all weights"
+        )
+
+
 def to_device(module: torch.nn.Module | None, device: torch.device | str) -> None:
     """Move a pipeline component that may be absent, or quantised by bitsandbytes, which stays where it was loaded."""
     if module is not None and getattr(module, "quantization_method", None) != "bitsandbytes":
         module.to(device)
 
 
-__all__ = ["Family", "family_of", "to_device"]
+__all__ = ["Family", "check_adapters", "family_of", "to_device"]

@@ -50,7 +50,7 @@ class Family:
     """Number of the guidance branch with the empty prompt, in the order of calls and copies."""
     denoiser: ClassVar[str] = "transformer"
     lora_targets: ClassVar[tuple[str, ...]]
-    """Names of the modules that get a LoRA by default."""
+    """Names of the modules that get a LoRA by default; none: diffusers' class of the network takes no adapters."""
     dead_ends: ClassVar[tuple[str, ...]] = ()
     """Beginnings of names of parts without an effect, and so without a gradient; -1 stands for the last block."""
     shared: ClassVar[tuple[str, ...]] = ()
@@ -83,6 +83,8 @@ class Family:
     """Arguments of a rollout's call that the pipeline's call has by other names."""
     tolerance: ClassVar[float] = 1e-4
     """Largest difference of a float32 replay from its rollout, over the largest velocity."""
+    example: ClassVar[str] = ""
+    """A prompt, where not every text is one."""
     largest_batch: ClassVar[int | None] = None
     """Most samples of one call of the pipeline; None: any number."""
 
@@ -228,6 +230,19 @@ class Family:
             return outputs[0]
         unconditional, conditional = outputs[0].chunk(2)
         return unconditional + guidance * (conditional - unconditional)
+
+    def call(self, pipeline: DiffusionPipeline, **arguments: Any) -> Any:
+        """Output of the pipeline's call, whose samples nobody looks at."""
+        return pipeline(**arguments)
+
+    def handed(self, output: Tensor, sample: Tensor, sigma: Tensor) -> Tensor:
+        """The network's guided prediction, from what the pipeline hands to its scheduler.
+
+        Args:
+            sample: state of the pipeline's loop, which it hands over too.
+            sigma: noise level of that state.
+        """
+        return output
 
     def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call that makes `count` samples from the same pictures, which have its size."""

@@ -42,7 +42,8 @@ def compare(rank: int, pictures: list[str], compared: Path) -> None:
         tiny = from_pictures(PIPELINES[name], pictures)
         for how in ("lora", "all weights"):
             policy = DiffusersPolicy(build(name), encode_options=tiny.encode)
-            if how != "lora" and not policy.family.dead_ends:
+            adapts = bool(policy.family.lora_targets)
+            if not adapts if how == "lora" else adapts and not policy.family.dead_ends:
                 continue
             if how == "all weights":
                 policy.train_all()

@@ -7,12 +7,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
 from flowalign.planning.tiny_pipelines import PIPELINES, build
 from flowalign.policies.diffusion import DiffusersPolicy
-from flowalign.policies.diffusion.families import Family
+from flowalign.policies.diffusion.families import Family, family_of
 from flowalign.registry import names, resolve
+from flowalign.training.building import build_policy
 from samplers.completion import complete, path
+from tests.flowalign.policies.diffusion import tried
 
 DOCS = Path(__file__).parents[4] / "docs" / "models.md"
 
@@ -31,6 +34,30 @@ def test_every_model_is_documented_and_conforms(name: str, tested: set[str]) -> 
     assert len(rows) == 1 and all(f"`{pipeline}`" in rows[0] for pipeline in family.pipelines)
     # guidance that a class does not name itself stands in the table
     assert family.guidance.split(" in one call")[0].split(" a step")[0] in rows[0]
+
+
+def test_the_table_of_what_is_run_is_that_of_the_tests(tmp_path: Path) -> None:
+    assert tried.on_page()[1] == tried.table(), "python -m tests.flowalign.policies.diffusion.tried --table"
+    passed = tried.tried()
+    assert passed.keys() == PIPELINES.keys()
+    for method in passed["dit"]:
+        (tmp_path / method).mkdir()
+        tried.iterate("dit", method, tmp_path / method)
+    assert passed["dit"] == list(tried.METHODS)
+
+
+def test_a_class_is_asked_for_by_its_word_or_number(tmp_path: Path) -> None:
+    pipeline = build("dit")
+    family = family_of("DiTPipeline")
+    encoded = family.encode(pipeline, ["two blue squares", "207", ""])["class_labels"]
+    # an empty prompt is the class of no class, as in guidance
+    assert [int(number) for number in encoded] == [1, 207, 1000]
+    with pytest.raises(ConfigError, match="'a cat' is none that it knows by its word or number"):
+        family.encode(pipeline, ["a cat"])
+    pipeline.save_pretrained(tmp_path)
+    own = [f"model.path={tmp_path}", "model.encode={}", "rollout.sigmas=null", "evaluation.sigmas=null"]
+    with pytest.raises(ConfigError, match="model.lora: diffusers has no adapters for the network of DiTPipeline; null"):
+        build_policy(load(recipe("tiny_sd3/flow_grpo"), own), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("spacing", "steps"), [("trailing", 7), ("linspace", 5), ("leading", 7)])
