@@ -270,6 +270,11 @@ def small_policy(small: Config, full: bool, device: torch.device) -> DiffusersPo
             setattr(small.rollout, key, value)
     policy = DiffusersPolicy(pipeline, device, small.model.encode, small.model.attention)
     policy.save_memory(small.model)
+    if policy.family.example and not full:
+        # a tiny model does not know the words of classes
+        file = Path(small.output) / "prompts.txt"
+        file.write_text(policy.family.example + "\n", encoding="utf-8")
+        small.data = type(small.data)(prompts=str(file))
     return policy
 
 

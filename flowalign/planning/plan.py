@@ -132,14 +132,18 @@ def plan(config: BaseConfig, gpu: str = "h100", gpus: int = 1, price: float | No
 
 @contextlib.contextmanager
 def _with_pictures(config: Config) -> Iterator[Config]:
-    """Context in which a recipe that edits pictures has black ones, since its own need not be there yet."""
+    """Context in which a recipe that edits pictures has black ones, since its own need not be there yet.
+
+    And a recipe of classes has one that tiny models know.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        pictures = _pictures(family_of(PIPELINES[tiny_name(config.model.path)].pipeline), folder)
-        if not pictures:
+        family = family_of(PIPELINES[tiny_name(config.model.path)].pipeline)
+        pictures = _pictures(family, folder)
+        if not pictures and not family.example:
             yield config
             return
         file = Path(folder) / "prompts.jsonl"
-        file.write_text(json.dumps({"prompt": PROMPT, **pictures}), encoding="utf-8")
+        file.write_text(json.dumps({"prompt": family.example or PROMPT, **pictures}), encoding="utf-8")
         plain = {name: field.get_default(call_default_factory=True) for name, field in PromptList.model_fields.items()}
         plain |= {"prompts": str(file)}
         # the recipe's selection reads metadata that this prompt does not have

@@ -287,7 +287,7 @@ class CallRecorder:
         call = self.signature.bind(*args, **kwargs).arguments
         inputs = [call[name] for name in (self.input_name, "audio_hidden_states") if name in call]
         zeros = [tree_map_only(Tensor, torch.zeros_like, value) for value in inputs]
-        config = self.networks[0].config
+        config: Any = self.networks[0].config
         if config.get("out_channels") == 2 * config.get("in_channels", 0):
             # of noise and its variance (DiT)
             zeros[0] = torch.cat([zeros[0]] * 2, 1)

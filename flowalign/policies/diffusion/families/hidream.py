@@ -24,8 +24,8 @@ def experts(layer: Any, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         weights: [N * K, 1] of those experts.
     """
     made = torch.zeros_like(x)
-    for number, expert in enumerate(layer.experts):
-        places = (chosen == number).nonzero().squeeze(1)
+    counts = chosen.bincount(minlength=len(layer.experts)).tolist()
+    for expert, places in zip(layer.experts, chosen.argsort(stable=True).split(counts), strict=True):
         rows = places // layer.num_activated_experts
         made = made.index_add(0, rows, (expert(x[rows]) * weights[places]).to(made.dtype))
     return made
