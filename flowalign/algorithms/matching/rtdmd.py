@@ -27,6 +27,7 @@ from flowalign.core.record import Record
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy, Noised
+from flowalign.policies.settings import Role
 from flowalign.rollouts.pictures import DiffusionSampler, SampledPictures
 from flowalign.rollouts.processes import Processes
 from samplers import derive_seed, transition
@@ -41,6 +42,8 @@ class RTDMDSettings(DistributionSettings):
     stochastic: bool = True
     levels: Named = Named(name="uniform", count=1, low=0.02, high=0.98)
     """Levels to diffuse the last step's prediction to; `flowalign list levels`."""
+    fake: Role = Role()
+    """Optimizer of the generator's own score; published: ten times the generator's rate."""
     advantage: Named = Named(name="grpo", scale="batch", clip=5.0)
     """Name in `flowalign list advantages`, with its settings."""
     clip_range: float = Field(1e-5, gt=0)
