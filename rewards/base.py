@@ -265,6 +265,10 @@ class RewardError(Exception):
     """A reward cannot be asked, or its answer not learned from; the message names the reward and the prompt."""
 
 
+class UnreadReplies(RewardError):
+    """Too few of a judge's replies can be read; they may be enough where more samples are scored together."""
+
+
 class RewardFailed(RewardError):
     """A reward's own code failed; the message says where."""
 

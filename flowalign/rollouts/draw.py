@@ -1,12 +1,14 @@
 """The groups of one iteration: the batches to sample, and their samples."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from flowalign.config import BaseConfig
 from flowalign.data.batches import Batch
 from flowalign.rollouts.sampler import Sampled, Sampler
 from flowalign.rollouts.scoring import Scored, Scorer
+from rewards import Scores
 
 MOST = 8
 """Parts of an iteration where its settings name no number; flow_grpo scores in as many threads."""
@@ -74,7 +76,18 @@ class Draw:
             for rollout, batch, scored in self._parts
         ]
         self._parts = []
+        if self.scorer.unsure:
+            return self._at_once(parts)
         return parts[0] if len(parts) == 1 else Sampled.cat(parts)
+
+    def _at_once(self, parts: Sequence[Sampled[Any, Any]]) -> Sampled[Any, Any]:
+        """All samples as one, scored again, together."""
+        # those that the algorithm adds stay; a part whose replies cannot be read has no others
+        shared = [name for name in parts[0].scores.parts if all(name in part.scores.parts for part in parts)]
+        values = [Scores(part.scores.value, {name: part.scores.parts[name] for name in shared}) for part in parts]
+        sampled = Sampled.cat([replace(part, scores=scores) for part, scores in zip(parts, values, strict=True)])
+        scores = self.scorer.at_once(self.sampler.decode(sampled.rollout), sampled.batch)
+        return replace(sampled, scores=replace(scores, parts=sampled.scores.parts | scores.parts))
 
 
 def parts_of(config: BaseConfig) -> int:

@@ -16,7 +16,7 @@ from flowalign.core.groups import zero_spread
 from flowalign.data.batches import Batch
 from flowalign.rollouts.extremes import Extremes
 from flowalign.rollouts.processes import Processes
-from rewards import Reward, Scores, WeightedSum, score, seen, usage
+from rewards import UNPARSED, Reward, Scores, UnreadReplies, WeightedSum, groups, score, seen, usage
 from rewards.base import learning
 
 
@@ -55,6 +55,10 @@ class Scorer:
         """This iteration's samples, for rewards that learn."""
         self.extremes: Extremes | None = None
         """The best and the worst samples of an iteration that people look at; None in other iterations."""
+        self.in_parts = False
+        """Whether samples that are scored together come in several parts."""
+        self.unsure = False
+        """Whether all parts together would have other scores than each: too few of a judge's replies could be read."""
         # drop the counts of earlier work in this process
         usage.take()
 
@@ -66,10 +70,18 @@ class Scorer:
             yield
         self.calls = calls
 
-    def begin(self, shown: bool) -> None:
-        """Begin an iteration, or another attempt at it; its best and worst samples are kept if people look at them."""
-        self._to_learn = []
+    def begin(self, shown: bool, parts: int = 1) -> None:
+        """Begin an iteration, or another attempt at it; its best and worst samples are kept if people look at them.
+
+        Args:
+            parts: number of parts in which its samples are scored, until `end`.
+        """
+        self._to_learn, self.in_parts, self.unsure = [], parts > 1, False
         self.extremes = Extremes() if shown else None
+
+    def end(self) -> None:
+        """End of the parts of an iteration."""
+        self.in_parts = False
 
     def keep(self, samples: Sequence[Any], batch: Batch) -> None:
         """Keep samples of the iteration for the rewards that learn, if there are any."""
@@ -99,9 +111,26 @@ class Scorer:
                 record["group"] = f"{record['group']}/{step}"
         self.calls += len(samples)
         prompts = [batch.prompts[i] for i in rows]
-        scores = self.processes.once(lambda: score(self.reward, samples, prompts, metadata))
+        try:
+            scores = self.processes.once(lambda: score(self.reward, samples, prompts, metadata))
+        except UnreadReplies:
+            if not self.in_parts:
+                raise
+            self.unsure = True
+            return Scores(torch.zeros(len(samples)))
+        self.unsure |= self.in_parts and silent(scores, prompts, metadata)
         if self.extremes is not None and steps is None and not self.processes.apart:
             self.extremes.offer([seen(sample) for sample in samples], prompts, metadata, scores)
+        return scores
+
+    def at_once(self, samples: Sequence[Any], batch: Batch) -> Scores:
+        """Score all samples of an iteration or a round together, of whose parts a judge could not read enough."""
+        in_parts, self.in_parts, self.unsure = self.in_parts, False, False
+        self.calls -= len(samples)
+        if self.extremes is not None:
+            self.extremes = Extremes()
+        scores = self.score(samples, batch)
+        self.in_parts = in_parts
         return scores
 
     def learn(self) -> dict[str, float]:
@@ -158,6 +187,12 @@ class Scorer:
         counts = usage.take()
         totals = self.processes.gather(torch.tensor([[*counts.values()]], device=self.processes.device)).sum(0).tolist()
         return {name: count for name, count in zip(counts, totals, strict=True) if count}
+
+
+def silent(scores: Scores, prompts: Sequence[str], metadata: Sequence[dict[str, Any]]) -> bool:
+    """Whether a judge says nothing that can be read about all samples of a group."""
+    unparsed = [values for name, values in scores.parts.items() if name.split("/")[-1] == UNPARSED]
+    return any(bool((values[rows] == 1).all()) for values in unparsed for rows in groups(prompts, metadata))
 
 
 def score_metrics(scores: Scores, group: Tensor, processes: Processes) -> dict[str, float]:

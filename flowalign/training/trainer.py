@@ -161,7 +161,7 @@ class Trainer:
         sampler.metrics = {}
         # people look at the samples of these iterations
         sampler.shown = bool(self.config.trackers and every and self.iteration % every == 0)
-        scorer.begin(sampler.shown)
+        scorer.begin(sampler.shown, groups.parts)
         with Scoring(threaded=groups.parts > 1) as scoring:
             # a second round and later ones replace groups from which nothing is learned
             for parts in groups:
@@ -175,6 +175,7 @@ class Trainer:
                     scorer.keep(samples, batch)
                     groups.put(rollout, batch, scoring.submit(algorithm.score, scorer, samples, batch))
             sampled = groups.whole()
+        scorer.end()
         sampled.metrics |= scoring.seconds | audit(sampled, self.processes, "whole" in algorithm.combines)
         self.rollouts.save(sampled)
         record = algorithm.record(sampled, self.processes)

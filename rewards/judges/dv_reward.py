@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from rewards.base import Metadata, RewardError, Scores, Spec
+from rewards.base import Metadata, RewardError, Scores, Spec, UnreadReplies
 from rewards.judges.base import Judge, Question
 from rewards.judges.local import Local
 from rewards.judges.reward import MOST_UNPARSED
@@ -71,7 +71,7 @@ class DVReward:
         chances = self.judge.choose(questions, asked.labels)
         unparsed = sum(chance is None for chance in chances)
         if unparsed > MOST_UNPARSED * len(chances):
-            raise RewardError(
+            raise UnreadReplies(
                 f"reward '{self.name}': {unparsed} of {len(chances)} replies began with neither yes nor no; another "
                 "judge may know the format"
             )

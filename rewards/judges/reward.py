@@ -14,9 +14,9 @@ from rewards.base import (
     Kind,
     Metadata,
     Reward,
-    RewardError,
     Scores,
     Spec,
+    UnreadReplies,
     as_reward,
     bind,
     groups,
@@ -70,10 +70,10 @@ class Answers:
         return {name: torch.tensor(values) for name, values in columns.items()}
 
     def complain(self, name: str, most: float) -> None:
-        """Raise RewardError if more than a share `most` could not be parsed."""
+        """Raise UnreadReplies if more than a share `most` could not be parsed."""
         count = self.values.count(None)
         if count > most * len(self.values):
-            raise RewardError(
+            raise UnreadReplies(
                 f"reward '{name}': {count} of {len(self.values)} verdicts could not be parsed; the judge may not know "
                 f"the format of template '{self.template.name}' (e.g. {self.example[-200:]!r})"
             )

@@ -27,6 +27,7 @@ from flowalign.training.assembly import overlaps
 from flowalign.training.scoring import Scoring
 from rewards import FunctionReward, Scores, Spec, groups, spec_of
 from rewards.base import Metadata
+from rewards.judges import JudgeReward
 from rewards.shapes.reward import ShapesReward
 from tests.flowalign.small_run import COLLECTING, small_run
 
@@ -196,6 +197,34 @@ def test_rewards_that_leave_the_device_free_are_scored_while_samples_are_drawn(t
     assert once.rows == [16] and twice.rows == [8, 8]
     assert alone.keys() == overlapped.keys() and all(torch.equal(alone[name], overlapped[name]) for name in alone)
     assert metrics["seconds/reward_hidden"] > 0.03
+
+
+def test_a_judge_that_cannot_be_read_about_a_group_has_the_same_scores_in_parts(tmp_path: Path):
+    """The group gets the mean of all parts, although all verdicts of its own part are lost."""
+
+    class Mumbling:
+        asked = 0
+
+        def reply(self, questions: Sequence[Any], temperature: float, max_tokens: int, seed: int) -> list[str]:
+            self.asked += len(questions)
+            said = [sum(question.text.encode()) % 4 + 2 for question in questions]
+            return ["hm" if "circle" in q.text else f"Final Score: {n}" for q, n in zip(questions, said, strict=True)]
+
+    judge = Mumbling()
+    (tmp_path / "prompts.txt").write_text("a circle\na star\na heart\na cross\n")
+    one = f"data.prompts={tmp_path / 'prompts.txt'}", "data.where={}", "training.group_size=2"
+    run = small_run("tiny_sd3/nft", tmp_path, *one, reward=JudgeReward("unified_reward_point", judge, retries=0))
+
+    def scores(overlap: int) -> Scores:
+        run.config.rollout.overlap = overlap
+        torch.manual_seed(0)
+        batch = draw_batch(run.prompts, 0, 4, 2, 0, False)
+        found: Scores = run.collect(Draw(run.sampler, run.scorer, batch)).scores
+        return found
+
+    once, parts = scores(1), scores(4)
+    assert torch.equal(parts.value, once.value) and parts.parts["unparsed"].sum() == 2
+    assert len(set(once.value.tolist())) > 1 and run.scorer.calls == 16 and judge.asked == 24
 
 
 def test_parts_that_no_setting_names_are_whole_network_batches(tmp_path: Path):
