@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
+from flowalign import registry
 from flowalign.config import Config, Named, TextConfig
 from flowalign.config.sections import BaseConfig
 from flowalign.data import PromptList, Source
@@ -514,6 +515,8 @@ def _ways(config: Config, costs: Costs, gpus: int) -> Iterator[Way]:
     yield "model.slice_vae: true", setter("model", "slice_vae", True)
     yield "training.micro_batch_size: 1", setter("training", "micro_batch_size", 1)
     yield "rollout.batch_size: 1", setter("rollout", "batch_size", 1)
+    if "store" in registry.resolve("algorithms", config.algorithm.name).combines:
+        yield "rollout.store: host", setter("rollout", "store", "host")
     yield "model.gradient_checkpointing: true", setter("model", "gradient_checkpointing", True)
     yield "training.optimizer.offload: true", setter("training.optimizer", "offload", True)
     yield "training.optimizer.bits: 8", setter("training.optimizer", "bits", 8)

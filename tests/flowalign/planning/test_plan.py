@@ -154,7 +154,7 @@ def test_what_decides_is_advised_first_and_what_does_not_is_left_out(config: Any
     own.training.prompts_per_iteration = 8
     usable = 10.0
     sampled = replace(made.costs, trajectory=2**30)
-    assert advise(own, sampled, 1, usable) == ["training.prompts_per_iteration: 2"]
+    assert advise(own, sampled, 1, usable) == ["training.micro_batch_size: 1", "rollout.store: host"]
     learned = replace(made.costs, activations=2**33, checkpointed=2**28)
     own.training.micro_batch_size = 2
     assert advise(own, learned, 1, usable) == ["training.micro_batch_size: 1"]

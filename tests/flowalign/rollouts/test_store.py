@@ -2,7 +2,10 @@
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -12,6 +15,7 @@ from flowalign.config import load, recipe
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.rollouts.store import InFiles
 from flowalign.training import Trainer
+from flowalign.training.visits import visiting
 from samplers.stored import Stored, in_memory
 from tests.flowalign.small_run import SMALL, small_run
 
@@ -44,6 +48,29 @@ def test_what_was_not_fetched_is_refused():
         stored[rows, places - places]
     stored.hold()
     assert torch.equal(stored[rows, rows], whole[rows, rows])
+
+
+def test_what_a_micro_batch_reads_travels_through_pinned_memory_while_the_one_before_is_learned_from():
+    whole, pinned = torch.randn(6, 5, 3), []
+    stored = Stored.of(whole, in_memory)
+    algorithm: Any = SimpleNamespace(reads=lambda experience, items: [(stored, (items, items - items))])
+    batches = torch.tensor([5, 0, 3, 1, 2, 4]).split(2)
+
+    def allocate(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        pinned.append(shape[0])
+        return in_memory(shape, dtype)
+
+    with (
+        mock.patch("flowalign.training.visits.is_gpu", return_value=True),
+        mock.patch("samplers.stored._pinned", allocate),
+        mock.patch.object(torch.Tensor, "pin_memory", lambda t: t),
+    ):
+        for number, items in enumerate(visiting(algorithm, None, batches)):
+            # of this one, and of the next
+            assert pinned == [2] * min(number + 2, 3)
+            assert torch.equal(stored[items, items - items], whole[items, 0])
+            coming = [] if stored._coming is None else (stored._coming.numbers // 5).tolist()
+            assert coming == [sorted(each.tolist()) for each in [*batches[1:], torch.tensor([])]][number]
 
 
 @pytest.mark.parametrize("name", ["flow_grpo", "dense_grpo", "nft", "draft"])
