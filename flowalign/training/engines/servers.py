@@ -19,6 +19,8 @@ from flowalign.errors import FlowalignError
 T = TypeVar("T")
 FIRST_WAIT, LONGEST_WAIT = 0.2, 5.0
 """Seconds between rounds of attempts; doubles from the first to the longest."""
+PAUSE = 10.0
+"""Seconds for which a server that was lost is asked last, and that one may take to be connected to."""
 MOST_BYTES_OF_JSON = 2**20
 """Bytes of an answer without tensors, at most."""
 OURS = re.compile(rb"flowalign-[0-9a-f]{16}")
@@ -38,6 +40,8 @@ class Server:
     """Weights that `load` put there; None: unknown, since it is new or was lost."""
     under_way: int = 0
     """Requests that are being answered with these weights."""
+    away: float = 0.0
+    """Time until which it is asked last, since it was lost; 0: it answers."""
     changed: threading.Condition = field(default_factory=threading.Condition)
 
 
@@ -65,6 +69,7 @@ class Servers:
         self.where, self.timeout, self.retries, self.patience, self.load = where, timeout, retries, patience, load
         self.servers = [Server(url.rstrip("/")) for url in urls]
         self.client = httpx2.Client(limits=httpx2.Limits(max_connections=None, keepalive_expiry=1.0))
+        self.limit = httpx2.Timeout(timeout, connect=min(timeout, PAUSE))
         self.lost, self.failed = 0, 0
         """Servers lost, and answers that were errors, since the last `measured`."""
         self.sent, self.got = 0, 0
@@ -89,11 +94,12 @@ class Servers:
         silent: float | None = None
         """Since when no server has answered."""
         while True:
-            server = self.servers[(first + attempt) % len(self.servers)]
+            server = self._in_turn(first + attempt)
             attempt += 1
             try:
                 with self.using(server, weights):
                     status, body = self._attempt(server.url + path, content, most)
+                server.away = 0.0
                 if status == 200:
                     return server.url, read(body)
                 silent, errors, trouble = None, errors + 1, f"status {status}: {_excerpt(body)}"
@@ -103,6 +109,7 @@ class Servers:
                 silent, errors, trouble = None, errors + 1, f"an answer that cannot be used: {_line(error)}"
             except ServerLost as error:
                 silent, trouble = silent or time.monotonic(), _line(error)
+                server.away = time.monotonic() + PAUSE
                 self.forget(server.url)
             with self._count:
                 self.failed += 1
@@ -116,6 +123,16 @@ class Servers:
             if attempt % len(self.servers) == 0:
                 time.sleep(wait)
                 wait = min(2 * wait, LONGEST_WAIT)
+
+    def _in_turn(self, number: int) -> Server:
+        """The server whose turn it is; one that was lost is asked last, and now and then by one request alone."""
+        now, count = time.monotonic(), len(self.servers)
+        with self._count:
+            turns = [self.servers[(number + i) % count] for i in range(count)]
+            server = min(turns, key=lambda server: max(server.away, now))
+            if server.away:
+                server.away = now + PAUSE
+        return server
 
     @contextmanager
     def using(self, server: Server, weights: object) -> Iterator[None]:
@@ -150,9 +167,9 @@ class Servers:
         shown = f"{self.where}: {url}{path}"
         try:
             if values is None:
-                response = self.client.get(url + path, timeout=self.timeout)
+                response = self.client.get(url + path, timeout=self.limit)
             else:
-                response = self.client.post(url + path, json=values, timeout=self.timeout)
+                response = self.client.post(url + path, json=values, timeout=self.limit)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise ServerLost(f"{url}: {_line(error)}") from error
         if response.status_code != 200 or len(response.content) > MOST_BYTES_OF_JSON:
@@ -174,9 +191,7 @@ class Servers:
         end, chunks, size = time.monotonic() + self.timeout, [], 0
         headers = {"Content-Type": "application/json"}
         try:
-            with self.client.stream(
-                "POST", address, content=content, headers=headers, timeout=self.timeout
-            ) as response:
+            with self.client.stream("POST", address, content=content, headers=headers, timeout=self.limit) as response:
                 for chunk in response.iter_bytes():
                     chunks.append(chunk)
                     size += len(chunk)
@@ -236,7 +251,7 @@ class AdapterServers(Servers):
         Raises:
             ServerLost: it does not answer.
         """
-        client, timeout = self.client, self.timeout
+        client, timeout = self.client, self.limit
         try:
             if values is None:
                 response = client.get(url + path, timeout=timeout)

@@ -67,6 +67,7 @@ TOKENS = {
 NICKNAME = "flowalign"
 REPLAYED = 4
 """Samples of each part that are replayed, whose velocities are sent too."""
+ALPHA = "model.lora.alpha: sglang takes whole numbers; 16 works"
 
 
 class SGLangPictureSettings(ServerSettings):
@@ -103,6 +104,7 @@ class SGLangPictureSettings(ServerSettings):
             "algorithm.flash: sglang walks all steps; null works": getattr(algorithm.settings, "flash", None)
             is not None,
             "model.text_lora: servers encode with the model's own encoders; null works": model.text_lora is not None,
+            ALPHA: model.lora is not None and model.lora.path is None and model.lora.alpha % 1 > 0,
         }
         why = [why for why, holds in refused.items() if holds]
         if why:
@@ -115,12 +117,22 @@ class SGLangPictureSettings(ServerSettings):
             )
         if not model.path.startswith(registry.GIVEN):
             described = None if model.config is None else str(shipped(model.config))
-            self.check_pipeline(load_config(described_by(shipped(model.path), described))["_class_name"])
+            saved = load_config(described_by(shipped(model.path), described))
+            self.check_pipeline(saved["_class_name"], saved)
 
-    def check_pipeline(self, name: str) -> None:
-        """Refuse a pipeline that sglang has no rollouts for."""
+    def check_pipeline(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Refuse a pipeline that sglang has no rollouts for.
+
+        Args:
+            settings: those of its model_index.json.
+        """
         if name not in PIPELINES:
             raise ConfigError(f"rollout.engine: sglang has no rollouts for {name}; for {', '.join(PIPELINES)} it has")
+        if settings.get("boundary_ratio") is not None:
+            raise ConfigError(
+                f"rollout.engine: sglang gets the weights of one network, and this {name} has two, for high and for "
+                "low noise; trainside and workers work"
+            )
 
 
 @dataclass(eq=False)
@@ -189,11 +201,9 @@ class SGLang:
         self.settings, self.algorithm, self.sampler, self.processes = settings, algorithm, sampler, processes
         self.config: Config = sampler.config
         self.policy = sampler.policy
-        settings.check_pipeline(type(self.policy.pipeline).__name__)
-        if len(self.policy.networks) > 1:
-            raise ConfigError("rollout.engine: sglang gets the LoRA of one network, and this pipeline has two")
+        settings.check_pipeline(type(self.policy.pipeline).__name__, self.policy.pipeline.config)
         if self.policy.lora and self._alpha % 1:
-            raise ConfigError(f"model.lora.alpha: sglang takes whole numbers, and this is {self._alpha:g}")
+            raise ConfigError(ALPHA)
         self.folder = (folder / "engine").absolute()
         urls, row, rows = settings.url, processes.row, processes.rows
         urls = urls[row::rows] if settings.staleness or settings.share_gpu else in_turn(urls, row, rows)
@@ -243,7 +253,8 @@ class SGLang:
         trained = {name: weights.tensors[name] for name in self.policy.trainable()}
         path = self.folder / f"weights-{weights.iteration:06d}-{_hash(trained)}"
         if not self.policy.lora:
-            trained = whole(dict(self.policy.network.state_dict()), keep=True)
+            # with what is not trained, such as frozen layers
+            trained = whole(dict(self.policy.network.state_dict()), keep=True) | trained
         if self.processes.accelerator.is_main_process:
             write_folder(path, partial(write_weights, self.policy, trained))
             for old in sorted(self.folder.glob("weights-*"))[: -2 - self.settings.staleness]:
@@ -258,13 +269,11 @@ class SGLang:
             lora = {"lora_nickname": NICKNAME, "lora_path": str(folder.path), "lora_alpha": int(self._alpha)}
             # not merged: the sum would be rounded to the network's format
             call("/v1/set_lora", lora | {"target": "all", "strength": 1.0, "merge_mode": "dynamic"})
+            self._check_adapter(url, folder)
         else:
             modules = [self.policy.family.denoiser]
             call("/update_weights_from_disk", {"model_path": str(folder.path), "target_modules": modules})
-        self._check_loaded(url, folder)
-        checksum = call("/get_weights_checksum", {"module_names": [self.policy.family.denoiser]})
-        if not isinstance(checksum, dict) or "not_found" in checksum.values() or "error" in checksum:
-            raise FlowalignError(f"rollout.engine: {url} has no checksum of its weights: {str(checksum)[:100]}")
+        checksum = self._checksum(url)
         known = self.checksums.setdefault(folder.path.name, checksum)
         if known != checksum:
             raise FlowalignError(
@@ -274,10 +283,20 @@ class SGLang:
         if any(other == checksum for name, other in self.checksums.items() if name[15:] != folder.path.name[15:]):
             raise FlowalignError(f"rollout.engine: {url} ignores new weights: its checksum is that of earlier ones")
 
-    def _check_loaded(self, url: str, folder: Folder) -> None:
-        """Raise ServerLost where a server does not have the LoRA: it was started again, or another run took it."""
-        if not self.policy.lora:
-            return
+    def _checksum(self, url: str) -> Any:
+        checksum = self.servers.call(url, "/get_weights_checksum", {"module_names": [self.policy.family.denoiser]})
+        if not isinstance(checksum, dict) or "not_found" in checksum.values() or "error" in checksum:
+            raise FlowalignError(f"rollout.engine: {url} has no checksum of its weights: {str(checksum)[:100]}")
+        return checksum
+
+    def _check_there(self, url: str, folder: Folder) -> None:
+        """Raise ServerLost where a server has other weights: it was started again, or another run changed them."""
+        if self.policy.lora:
+            self._check_adapter(url, folder)
+        elif self._checksum(url) != self.checksums[folder.path.name]:
+            raise ServerLost(f"{url} has other weights than {folder.path}")
+
+    def _check_adapter(self, url: str, folder: Folder) -> None:
         answer = self.servers.call(url, "/v1/list_loras")
         active = answer.get("active") if isinstance(answer, dict) else None
         entries = active.get(self.policy.family.denoiser) if isinstance(active, dict) else None
@@ -333,7 +352,6 @@ class SGLang:
         # before the first update the trainer compares velocities of any sample with a replay
         debug = row < REPLAYED or batch.iteration == 0 or (bool(noisy) and not self._replays)
         source = start.sources[row]
-        extra = {"guidance_scale_2": arguments["guidance_2"]} if arguments["guidance_2"] is not None else {}
         request = {
             "prompt": batch.prompts[row],
             "negative_prompt": batch.metadata[row].get("negative_prompt", arguments["negative_prompt"]),
@@ -354,7 +372,7 @@ class SGLang:
             "rollout_return_dit_trajectory": True,
             "rollout_sde_step_indices": noisy or None,
             "suppress_logs": True,
-            "extra_sampling_params": extra,
+            "extra_sampling_params": {},
         }
         return SampleRequest(
             content=json.dumps(request).encode(),
@@ -411,13 +429,13 @@ class SGLang:
         while True:
             found = [answer.result() for answer in answers]
             stale = set()
-            for url in dict.fromkeys(url for url, _ in found):
+            # of servers that sample ahead the weights are later ones by now
+            for url in () if self.settings.staleness else dict.fromkeys(url for url, _ in found):
                 try:
-                    self._check_loaded(url, part.weights)
+                    self._check_there(url, part.weights)
                 except ServerLost:
-                    if not self.settings.staleness:
-                        self.servers.forget(url)
-                        stale.add(url)
+                    self.servers.forget(url)
+                    stale.add(url)
             if not stale:
                 return [sample for _, sample in found]
             for row, (url, _) in enumerate(found):

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,19 +54,27 @@ class Settings:
     """Name of another pipeline."""
     size: int = 0
     """Height and width of pictures, whatever is asked for."""
+    model: str = ""
+    """Folder of another model; default tiny_sd3."""
+    encode: dict[str, int] = field(default_factory=lambda: {"max_sequence_length": 0})
+    """Arguments of its prompt encoding."""
 
 
 class Engine:
     def __init__(self) -> None:
-        self.policy = DiffusersPolicy.from_pretrained(
-            shipped("tiny_sd3"), "float32", encode_options={"max_sequence_length": 0}
-        )
-        self.settings = Settings()
+        self.policies: dict[str, DiffusersPolicy] = {}
         self.lora: str | None = None
         self.lock, self.requests, self.asleep = threading.Lock(), 0, False
+        self.be({})
 
     def be(self, body: dict[str, Any]) -> dict[str, Any]:
         self.settings, self.requests = Settings(**body), 0
+        model = self.settings.model
+        if model not in self.policies:
+            self.policies[model] = DiffusersPolicy.from_pretrained(
+                model or shipped("tiny_sd3"), "float32", encode_options=self.settings.encode
+            )
+        self.policy = self.policies[model]
         return {}
 
     def models(self, _: Request) -> Response:
@@ -85,6 +93,15 @@ class Engine:
             refused = set_peft_model_state_dict(self.policy.network, tensors, TRAINED).unexpected_keys
             assert not refused and len(tensors) == len(self.policy.trainable())
         self.lora = path
+
+    def read(self, body: dict[str, Any]) -> dict[str, Any]:
+        """As sglang does, read the weights of a module from the folder of its name."""
+        if self.settings.ignore != "weights":
+            [module] = body["target_modules"]
+            assert module == self.policy.family.denoiser and not self.policy.lora
+            [file] = Path(body["model_path"], module).glob("*.safetensors")
+            self.policy.network.load_state_dict(load_file(file))
+        return {"success": True, "message": "Updated 1 modules (transformer)."}
 
     def checksum(self) -> dict[str, str]:
         digest = hashlib.sha256()
@@ -110,11 +127,14 @@ class Engine:
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         steps, seed = body["num_inference_steps"], body["seed"]
         sides = {name: self.settings.size or body[name] for name in ("height", "width")}
+        if body["num_frames"] is not None:
+            sides["num_frames"] = body["num_frames"]
         stay = self.policy.sample(
             body["prompt"],
             [seed],
+            metadata=[{"image": body["image_path"]}],
             steps=steps,
-            guidance=body["guidance_scale"],
+            guidance=body.get("true_cfg_scale") or body.get("guidance_scale"),
             negative_prompt=body["negative_prompt"] or "",
             dry=True,
             **sides,
@@ -134,15 +154,16 @@ class Engine:
         for step in range(steps):
             recorder.step(self.policy.velocity(stay, rows, rows + step, recorder.x))
         walked = recorder.trajectory()
-        means = walked.latents[:, 1:]
+        # as they are in the pipeline's loop
+        latents, velocity = (self.policy.family.pack(states[0]) for states in (walked.latents, walked.velocity))
         debug = {
-            "rollout_variance_noises": tensor(torch.zeros_like(means)[0]),
-            "rollout_prev_sample_means": tensor(means[0]),
+            "rollout_variance_noises": tensor(torch.zeros_like(velocity)),
+            "rollout_prev_sample_means": tensor(latents[1:]),
             "rollout_noise_std_devs": tensor(torch.zeros(steps, 1)),
-            "rollout_model_outputs": tensor(walked.velocity[0]),
+            "rollout_model_outputs": tensor(velocity),
         }
         trajectory = {
-            "latents": tensor(walked.latents[0]),
+            "latents": tensor(latents),
             "timesteps": tensor(sigmas[:-1] * 1000),
             "sigmas": tensor(sigmas),
         }
@@ -198,6 +219,7 @@ def application(engine: Engine) -> Starlette:
             Route("/v1/models", engine.models),
             Route("/v1/set_lora", answering(set_lora), methods=["POST"]),
             Route("/v1/list_loras", answering(list_loras)),
+            Route("/update_weights_from_disk", answering(engine.read), methods=["POST"]),
             Route("/get_weights_checksum", answering(lambda _: engine.checksum()), methods=["POST"]),
             Route("/release_memory_occupation", answering(sleep(True)), methods=["POST"]),
             Route("/resume_memory_occupation", answering(sleep(False)), methods=["POST"]),
@@ -206,6 +228,12 @@ def application(engine: Engine) -> Starlette:
     )
 
 
-if __name__ == "__main__":
+def serve(port: int, settings: dict[str, Any]) -> None:
     torch.set_num_threads(1)
-    uvicorn.run(application(Engine()), host="127.0.0.1", port=int(sys.argv[1]), log_level="error")
+    engine = Engine()
+    engine.be(settings)
+    uvicorn.run(application(engine), host="127.0.0.1", port=port, log_level="error")
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), {})

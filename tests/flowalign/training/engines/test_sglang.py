@@ -11,11 +11,13 @@ import msgpack
 import pytest
 import torch
 import yaml
+from PIL import Image
 from safetensors.torch import load_file
 
 from flowalign.config import kind_of, load, recipe
 from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError, FlowalignError
+from flowalign.planning.tiny_pipelines import PIPELINES, build
 from flowalign.rollouts.contract import describe, read, write
 from flowalign.rollouts.verify import verify
 from flowalign.settings import parse
@@ -63,8 +65,8 @@ def noise(trainer: Trainer) -> dict[str, int]:
     return {str(seed): own for batch in batches for seed, own in zip(batch.seeds, batch.noise_seeds, strict=True)}
 
 
-def rows(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+def rows(folder: Path, name: str = "run") -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
 
 
 def assert_same(folder: Path, other: Path) -> None:
@@ -114,10 +116,9 @@ def test_a_server_killed_in_the_middle_and_requests_that_fail_change_nothing(
     served.be(noise=seeds, die=6)
 
     def restart() -> None:
-        assert served.process.wait() == 9
-        served.start()
-        served.wait()
-        served.be(noise=seeds, fail_every=5)
+        served.process.join()
+        assert served.process.exitcode == 9
+        served.start(noise=seeds, fail_every=5)
 
     nurse = threading.Thread(target=restart)
     nurse.start()
@@ -126,6 +127,85 @@ def test_a_server_killed_in_the_middle_and_requests_that_fail_change_nothing(
     nurse.join()
     assert_same(tmp_path, folder)
     assert rows(tmp_path)[0]["engine/lost"] >= 1 and rows(tmp_path)[1]["engine/failed"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "reward", "changes"),
+    [
+        ("flux2_klein_reference", {"name": "jpeg_size"}, {}),
+        ("wan", {"name": "per_frame", "reward": {"name": "jpeg_size"}, "frames": 2}, {"model.lora": None}),
+    ],
+    ids=["edits", "videos by a network that is trained whole"],
+)
+def test_other_families_have_the_numbers_of_runs_without_a_server(
+    served: Any, tmp_path: Path, name: str, reward: Any, changes: dict[str, Any]
+) -> None:
+    tiny = PIPELINES[name]
+    build(name).save_pretrained(tmp_path / "model")
+    Image.effect_noise((24, 16), 80).convert("RGB").save(tmp_path / "first.png")
+    record = {"prompt": "a red circle"} | ({"image": str(tmp_path / "first.png")} if tiny.images else {})
+    (tmp_path / "prompts.jsonl").write_text(json.dumps(record) + "\n")
+    small = changes | {f"rollout.{key}": value for key, value in tiny.call.items()}
+    small |= {"model.path": str(tmp_path / "model"), "model.encode": tiny.encode, "rewards": [reward]}
+    small |= {"training.prompts_per_iteration": 1, "training.group_size": 2}
+    small |= {"data.prompts": str(tmp_path / "prompts.jsonl"), "data.where": {}}
+    plain = Trainer(configured(tmp_path, "flow_grpo", name="plain", **small), progress=False)
+    plain.train()
+    served.be(noise=noise(plain), model=str(tmp_path / "model"), encode=tiny.encode)
+    small["rollout.engine"] = engine(served.url)
+    run = Trainer(configured(tmp_path, "flow_grpo", **small), progress=False)
+    run.train()
+    for row, expected in zip(rows(tmp_path), rows(tmp_path, "plain"), strict=True):
+        assert row["engine/own_noise"] == 1 and row["reward/mean"] == pytest.approx(expected["reward/mean"], rel=1e-6)
+    # other ones in the second iteration
+    assert len({path.name[-12:] for path in (run.folder / "engine").glob("weights-*")}) == 2
+    for key, value in plain.learner.parameters.items():
+        torch.testing.assert_close(run.learner.parameters[key], value, rtol=0, atol=1e-6)
+
+
+def test_samples_of_a_server_that_dies_are_drawn_by_another(
+    served: Any, other: Any, alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, seeds = alone["flow_grpo"]
+    monkeypatch.setattr("flowalign.training.engines.servers.PAUSE", 1e6)
+    served.be(noise=seeds)
+    # in the middle of the first batch, for ever
+    other.be(noise=seeds, die=3)
+    by_two = {"rollout.engine": engine(other.url, served.url)}
+    Trainer(configured(tmp_path, "flow_grpo", **by_two), progress=False).train()
+    assert other.process.exitcode == 9
+    assert_same(tmp_path, folder)
+    first, second = rows(tmp_path)
+    # one that was lost is asked last
+    assert first["engine/lost"] >= 1 and second["engine/lost"] == 0
+
+
+def test_samples_that_are_drawn_ahead_are_of_earlier_weights(served: Any, tmp_path: Path) -> None:
+    ahead = {"rollout.engine": engine(served.url, staleness=1), "training.old_log_prob": "sampled"}
+    run = Trainer(configured(tmp_path, "flow_grpo", **ahead, **{"training.iterations": 3}), progress=False)
+    drawn, weights = [], []
+    result = run.engine.result
+
+    def remembered(part: Any) -> Any:
+        drawn.append(result(part))
+        weights.append({name: value.detach().clone() for name, value in run.learner.parameters.items()})
+        return drawn[-1]
+
+    run.engine.result = remembered
+    run.train()
+    assert [generated.batch.iteration for generated in drawn] == [0, 1, 2]
+    row = torch.zeros(1, dtype=torch.long)
+
+    def error(generated: Any, made_by: dict[str, torch.Tensor]) -> float:
+        """Of the velocity that the server sent, from that of these weights."""
+        with torch.no_grad():
+            for name, value in run.learner.parameters.items():
+                value.copy_(made_by[name])
+            sent = generated.rollout.trajectory.velocity[row, row]
+            return float((run.policy.velocity(generated.rollout, row, row) - sent).abs().max())
+
+    assert error(drawn[1], weights[0]) < 1e-5 < error(drawn[1], weights[1])
+    assert error(drawn[2], weights[1]) < 1e-5 < min(error(drawn[2], weights[0]), error(drawn[2], weights[2]))
 
 
 @pytest.mark.slow
@@ -245,6 +325,7 @@ def test_the_tests_server_answers_as_sglang_does(served: Any, trainer: Trainer) 
         ("nft", [SERVER % "staleness: 1"], "'nft' has no ratios to earlier weights"),
         ("nft", [*SOUND, "rollout.workers={count: 1}"], "samples already; one of the two works"),
         ("nft", [SERVER % "colour: red"], "unknown key 'colour'"),
+        ("nft", [*SOUND, "model.lora.alpha=1.5"], "model.lora.alpha: sglang takes whole numbers"),
     ],
 )
 def test_what_sglang_cannot_do_is_refused_before_a_model_loads(
@@ -255,9 +336,24 @@ def test_what_sglang_cannot_do_is_refused_before_a_model_loads(
     assert "\n" not in str(raised.value)
 
 
-def test_a_family_without_rollouts_is_refused() -> None:
-    with pytest.raises(ConfigError, match="sglang has no rollouts for StableDiffusionPipeline; for StableDiffusion3"):
-        SGLang.Settings(url="http://x").check_pipeline("StableDiffusionPipeline")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("sd15", "sglang has no rollouts for StableDiffusionPipeline; for StableDiffusion3"),
+        ("wan22_14b", "the weights of one network, and this WanPipeline has two"),
+        ("wan22_14b_i2v", "the weights of one network, and this WanImageToVideoPipeline has two"),
+    ],
+)
+def test_a_pipeline_without_rollouts_is_refused_before_its_weights_are_read(
+    name: str, message: str, tmp_path: Path
+) -> None:
+    pipeline = build(name)
+    index = {"_class_name": type(pipeline).__name__, **pipeline.config}
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    changes = [*SOUND, f"model.path={tmp_path}", "model.encode={}", "rollout.height=null", "rollout.width=null"]
+    with pytest.raises(ConfigError, match=message) as raised:
+        load(recipe("tiny_sd3/nft"), changes).check(1)
+    assert "\n" not in str(raised.value)
 
 
 def test_an_address_with_something_else_behind_it_is_refused(served: Any, trainer: Trainer, tmp_path: Path) -> None:
