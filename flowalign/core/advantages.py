@@ -27,7 +27,7 @@ from flowalign.core.groups import (
     returns_of,
 )
 from flowalign.core.record import Record, by_turn
-from flowalign.core.reshaped import confident_late, copo, filtered, three_sigma
+from flowalign.core.reshaped import anchored, confident_late, copo, filtered, three_sigma
 
 
 @declares(dense=True)
@@ -443,4 +443,5 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     "three_sigma": three_sigma,
     "confident_late": confident_late,
     "copo": copo,
+    "anchored": anchored,
 }

@@ -103,3 +103,30 @@ def copo(record: Record, *, by: str = "frequency", middle: float = 0.5, sharpnes
     across = (mean - mean[first].mean()) / (spread + 1e-6)
     weight = (sharpness * (entropy - middle)).sigmoid() * (local != 0)
     return weight * local + (1 - weight) * across
+
+
+@declares(dense=True)
+def anchored(record: Record, *, anchor: Share = 0.1, first: Count = 5, eps: Positive = 1e-4) -> Tensor:
+    """VGPO's dual advantage (arXiv 2512.12387): w_t ((Q - mean_g) / (std_g + eps) + anchor Q), Q the value of a step.
+
+    w_t is a group's mean Q at step t over its mean of all steps, so that a step weighs by what is at stake. The anchor
+    remains where members get one and the same reward. Its share of a group's spread is the paper's alpha = anchor std,
+    which the division by std leaves whole. -> [B, T]; of a reward [B], one value a trajectory, w is 1.
+
+    Args:
+        record: with values of steps [B, T] from 0 on.
+        first: number of first steps that have the anchor; published: 5 of 10.
+    """
+    value, mask = record.reward, record.mask
+    if value[~value.isnan()].min() < 0:
+        raise ValueError(
+            "anchored takes rewards from 0 on, whose size says what a step is worth; rescaled brings others"
+        )
+    if value.dim() == 1:
+        value = value[:, None].expand_as(record.log_prob)
+    mean, _ = group_mean_std(value, record.group, mask)
+    overall = masked_mean(mean, mask)[:, None]
+    weight = torch.where(overall > 0, mean / overall, 1.0)
+    early = torch.arange(mask.shape[1], device=mask.device) < first
+    relative = group_advantage(value, record.group, eps=eps, mask=mask)
+    return (weight * (relative + anchor * value * early)).where(mask, 0)

@@ -159,6 +159,56 @@ def test_stepwise_flow_grpo_normalises_the_gains_of_a_few_ode_steps_together(tmp
     assert not experience.advantage[:, 4].any() and gains.std() > 0.05
 
 
+def predicted(run: Any, experience: Any) -> torch.Tensor:
+    """[B, T] rewards of the pictures that the state after each step predicts in one step."""
+    rollout, rewards = experience.rollout, []
+    trajectory = rollout.trajectory
+    for state in range(1, 6):
+        x = trajectory.latents[:, state]
+        if state < 5:
+            x = x - trajectory.sigmas[state] * trajectory.velocity[:, state]
+        end = replace(rollout, trajectory=replace(trajectory, latents=x[:, None]))
+        rewards.append(run.scorer.score(run.sampler.decode(end), experience.batch).value)
+    return torch.stack(rewards, 1)
+
+
+def test_vgpo_weighs_steps_by_what_later_pictures_are_worth(tmp_path: Path) -> None:
+    """Its equations written out, row by row, for values Q and the advantage of Q."""
+    run = small_run("tiny_sd3/vgpo", tmp_path, "training.group_size=4", "rollout.plan={name: all}")
+    experience = run.collect(Draw(run.sampler, run.scorer, run.groups.draw(0).batch))
+    rewards, made = predicted(run, experience).tolist(), experience.advantage.cpu()
+    value = [[sum(0.9**j * row[k + j] for j in range(5 - k)) for k in range(5)] for row in rewards]
+    for prompt in range(4):
+        rows = range(4 * prompt, 4 * prompt + 4)
+        mean = [sum(value[row][k] for row in rows) / 4 for k in range(4)]
+        for k in range(4):
+            std = (sum((value[row][k] - mean[k]) ** 2 for row in rows) / 4) ** 0.5
+            for row in rows:
+                dual = (value[row][k] - mean[k]) / (std + 1e-4) + 0.1 * value[row][k]
+                assert made[row, k].item() == pytest.approx(4 * mean[k] / sum(mean) * dual, abs=1e-3)
+    assert not made[:, 4].any() and (made[:, 1] != made[:, 2]).any()
+
+
+def test_tafs_grpo_rewards_each_steps_next_picture(tmp_path: Path) -> None:
+    run = small_run("tiny_sd3/tafs_grpo", tmp_path, "training.group_size=4")
+    experience = run.collect(Draw(run.sampler, run.scorer, run.groups.draw(0).batch))
+    rewards, trajectory = predicted(run, experience), experience.rollout.trajectory
+    for prompt in range(4):
+        rows = slice(4 * prompt, 4 * prompt + 4)
+        for step in range(4):
+            expected = group_advantage(rewards[rows, step], torch.zeros(4), clip=5.0)
+            torch.testing.assert_close(experience.advantage[rows, step].cpu(), expected, atol=1e-3, rtol=1e-3)
+    assert not experience.advantage[:, 4].any()
+    # the next state is the predicted picture, brought to its level by noise of which less and less is fresh
+    x0 = trajectory.latents[:, 0] - trajectory.sigmas[0] * trajectory.velocity[:, 0]
+    noise = (trajectory.latents[:, 1] - (1 - trajectory.sigmas[1]) * x0) / trajectory.sigmas[1]
+    assert noise.std().item() == pytest.approx(1, abs=0.1)
+    eta = trajectory.eta[0].tolist()
+    assert eta == pytest.approx([0.9, 0.825, 0.675, 0.6, 0])
+    with pytest.raises(ConfigError, match="cps works"):
+        load(recipe("tiny_sd3/tafs_grpo"), ["rollout.kernel=flow_sde"]).check(processes=1)
+
+
 def test_the_members_that_vary_most_are_those_of_all_choices() -> None:
     torch.manual_seed(3)
     for _ in range(20):

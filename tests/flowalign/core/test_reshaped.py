@@ -101,3 +101,16 @@ def test_copo_compares_groups_where_a_group_agrees() -> None:
         weight = torch.sigmoid(-(chances * chances.log2()).sum() - 0.5) * float(local != 0)
         assert made[i].item() == pytest.approx(float(weight * local + (1 - weight) * across), abs=1e-5)
     assert made[4] < 0 < made[8], "all wrong learns to avoid, all right to go on"
+
+
+def test_an_anchored_value_teaches_where_members_do_not_differ() -> None:
+    same = record(torch.full((16,), 0.5))
+    assert group_advantage(same.reward, GROUP).abs().max() == 0
+    made = reshaped.anchored(same, anchor=0.2, first=3)
+    torch.testing.assert_close(made, torch.full((16, 5), 0.1).where(same.mask & (torch.arange(5) < 3), 0))
+    # as its limit: with a small spread, so does the published form alpha Q / std with alpha = 0.2 std
+    reward = 0.5 + 1e-6 * torch.arange(16.0)
+    near = reshaped.anchored(record(reward), anchor=0.2, first=5, eps=1.0)
+    torch.testing.assert_close(near, (0.2 * reward)[:, None].expand(16, 5).where(same.mask, 0), atol=1e-4, rtol=0)
+    with pytest.raises(ValueError, match="from 0 on"):
+        reshaped.anchored(record(reward - 1))
