@@ -23,9 +23,9 @@ COLLECTING = [
     for name in names("algorithms")
     if issubclass(resolve("algorithms", name), TrajectoryAlgorithm)
     and name not in ("flash_grpo", "flow_dppo", "flow_grpo_fast", "grpo_guard", "pro_grpo", "stepwise_flow_grpo")
+    and name not in ("tafs_grpo", "vgpo")
     # whose prompts are written anew by every member
     and name != "uni_grpo"
-    and name not in ("tafs_grpo", "vgpo")
 ]
 """One trajectory method for each way of collecting."""
 

@@ -212,13 +212,17 @@ class Matching(
         return self.level_count(config) * (1 if self.whole_groups else config.training.group_size)
 
     def clean(
-        self, sampler: DiffusionSampler, batch: Batch, x0: Tensor
+        self, sampler: DiffusionSampler, batch: Batch, x0: Tensor, **more: Any
     ) -> tuple[CleanSamples, CleanSamples | None, Tensor]:
-        """Samples ready to be noised, the same for the reference where it is guided otherwise, and [B, L] levels."""
+        """Samples ready to be noised, the same for the reference where it is guided otherwise, and [B, L] levels.
+
+        Args:
+            more: of `ForwardProcess.of`.
+        """
         drawn, wanted = self.drawn_levels(sampler, batch), self.settings.reference_guidance
         guidance = self.guidance(sampler)
-        clean, level_index = self.at_levels(sampler, batch, x0, drawn, guidance)
-        guided = None if wanted in (None, guidance) else self.at_levels(sampler, batch, x0, drawn, wanted)[0]
+        clean, level_index = self.at_levels(sampler, batch, x0, drawn, guidance, **more)
+        guided = None if wanted in (None, guidance) else self.at_levels(sampler, batch, x0, drawn, wanted, **more)[0]
         return clean, guided, level_index
 
     def guidance(self, sampler: DiffusionSampler) -> float | tuple[float, ...]:
@@ -228,14 +232,20 @@ class Matching(
         return 1.0 if sampler.policy.family.negative(2.0) else sampler.config.rollout.guidance
 
     def at_levels(
-        self, sampler: DiffusionSampler, batch: Batch, x0: Tensor, drawn: Tensor, guidance: float | tuple[float, ...]
+        self,
+        sampler: DiffusionSampler,
+        batch: Batch,
+        x0: Tensor,
+        drawn: Tensor,
+        guidance: float | tuple[float, ...],
+        **more: Any,
     ) -> tuple[CleanSamples, Tensor]:
         """Samples ready to be noised to levels as `drawn_levels` draws them, and [B, L] their numbers."""
         sigmas = None
         if drawn.is_floating_point():
             falling, drawn = (-drawn).unique(return_inverse=True)
             sigmas = -falling
-        return self.conditioned(sampler, batch, x0, guidance, sigmas), drawn.to(x0.device)
+        return self.conditioned(sampler, batch, x0, guidance, sigmas, **more), drawn.to(x0.device)
 
     @staticmethod
     def conditioned(
@@ -244,6 +254,7 @@ class Matching(
         x0: Tensor,
         guidance: float | tuple[float, ...],
         sigmas: Tensor | None = None,
+        **more: Any,
     ) -> CleanSamples:
         """Samples with conditions of the denoiser under a guidance, at sigmas or, by default, along the schedule."""
         call = sampler.arguments(batch)
@@ -251,7 +262,9 @@ class Matching(
             call.pop(name)
         at: dict[str, Any] = {"steps": sampler.config.rollout.steps} if sigmas is None else {"levels": sigmas}
         at |= {name: value for name, value in call.items() if value is not None}
-        return sampler.policy.clean(batch.prompts, x0, batch.seeds, metadata=batch.metadata, guidance=guidance, **at)
+        return sampler.policy.clean(
+            batch.prompts, x0, batch.seeds, metadata=batch.metadata, guidance=guidance, **at, **more
+        )
 
     def drawn_levels(self, sampler: DiffusionSampler, batch: Batch) -> Tensor:
         """[B, L] as the named levels are drawn: points of the schedule, or levels before the pipeline's shift."""

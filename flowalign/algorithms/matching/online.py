@@ -62,6 +62,10 @@ class OnlineMatching(Matching[Rollout, Record]):
         eta = None if self.settings.stochastic else torch.zeros(sampler.config.rollout.steps)
         return sampler.rollout(batch, eta)
 
+    def beside(self, rollout: Rollout) -> dict[str, Tensor]:
+        """What of the samples is noised beside their pictures, by its name in `ForwardProcess.of`."""
+        return {}
+
     @abstractmethod
     def credit(self, record: Record) -> Tensor:
         """[B] what each sample weighs, from the record of all processes, one action a sample."""
@@ -87,7 +91,7 @@ class OnlineMatching(Matching[Rollout, Record]):
         counted, held = self.kept(record), self.held(record)
         metrics = score_metrics(scores, record.group, processes)
         begin = time.perf_counter()
-        clean, guided, level_index = self.clean(sampler, batch, rollout.trajectory.final)
+        clean, guided, level_index = self.clean(sampler, batch, rollout.trajectory.final, **self.beside(rollout))
         metrics["seconds/levels"] = time.perf_counter() - begin
         credit = self.credit(record)
         check_shape(f"{type(self).__name__}.credit", credit, record.group.shape)

@@ -1,9 +1,9 @@
 """VGPO: the value of a step is what its later states are worth, and values count beside ranks (arXiv 2512.12387).
 
-Credit: after each step the picture that the ODE predicts in one step is scored, R_1 .. R_T; where no noise follows it is
-the finished one. The value of a step is the discounted sum of its own and later scores, Q_k = R_k + gamma Q_{k+1}. The
-advantage `anchored` weighs steps by their mean value, and adds the value itself to its place in the group, so that a
-group without spread still teaches. Rewards start at 0. Rollout, loss and KL are Flow-GRPO's.
+Credit: after each step the picture that the ODE predicts in one step is scored, R_1 .. R_T; where no noise follows it
+is the finished one. The value of a step is the discounted sum of its own and later scores, Q_k = R_k + gamma Q_{k+1}.
+The advantage `anchored` weighs steps by their mean value, and adds the value itself to its place in the group, so that
+a group without spread still teaches. Rewards start at 0. Rollout, loss and KL are Flow-GRPO's.
 
 Departures: no authors' code is published, and of the paper the abstract and its reviews of equations 9 to 13 could be
 read, not the text. gamma, the size of the anchor and the mean that weighs steps, a group's, are ours.

@@ -85,12 +85,27 @@ class CleanSamples(Rows):
     guidance: tuple[float, ...]
     error_weights: Tensor = field(metadata=SHARED)
     """[K] factors as in `Noised.error_weight`."""
+    sound: Tensor | None = None
+    """[B, tokens, C] float32 clean sounds, as the denoiser has them, where they are noised too"""
 
     def noised(self, samples: Tensor, level_index: Tensor, noise_seeds: Sequence[int]) -> Noised:
         """These samples, [N] indices, at these levels, [N] numbers of them, each with noise of its own seed."""
         # on the CPU, like the noise of rollouts, so that it is the same on every device
         noise = normal(self.x0.shape[1:], generators(noise_seeds), self.x0.device)
         return self.noised_by(samples, level_index, noise)
+
+    def noised_sound(self, noised: Noised, noise_seeds: Sequence[int]) -> Noised:
+        """The sounds of the same samples at the same levels, each with noise of its own seed."""
+        assert self.sound is not None
+        noise = normal(self.sound.shape[1:], generators(noise_seeds), self.sound.device)
+        return Noised(
+            self.sound[noised.samples],
+            noise,
+            noised.sigma,
+            noised.samples,
+            noised.level_index,
+            torch.ones_like(noised.sigma),
+        )
 
     def at_states(self, samples: Tensor, steps: Tensor, x: Tensor, velocity: Tensor) -> Noised:
         """States [N, ...] of trajectories as noised samples: of the x0 and the noise that velocities there point to."""
@@ -130,6 +145,7 @@ class ForwardProcess:
         guidance: float | tuple[float, ...] = 1.0,
         negative_prompt: str = "",
         metadata: Sequence[Mapping[str, Any]] = (),
+        sound: Tensor | None = None,
         batch_size: int = 64,
         **call: Any,
     ) -> CleanSamples:
@@ -145,13 +161,14 @@ class ForwardProcess:
             steps: in their place the levels of a rollout with so many steps.
             guidance: classifier-free scale of the velocities; 1 does without.
             metadata: metadata of the prompts, as in `DiffusersPolicy.sample`.
+            sound: latents of the samples' sounds, as a rollout has them, where the network denoises both.
             call: further arguments of the pipeline's call (height, width, ...).
         """
         assert (levels is None) != (steps is None), "levels or the number of steps"
-        if self.family.samples_sound:
+        if self.family.samples_sound and sound is None:
             raise ConfigError(
                 f"{type(self.pipeline).__name__} denoises a sound along with the pictures, and clean pictures alone "
-                "cannot be noised; algorithms that learn from trajectories work, such as flow_grpo"
+                "cannot be noised; omni_nft works, and algorithms that learn from trajectories, such as flow_grpo"
             )
         scales = guidance if isinstance(guidance, tuple) else (guidance,)
         sources = self.family.sources_of(self.pipeline, metadata, prompts, call)
@@ -178,7 +195,10 @@ class ForwardProcess:
         weights = self.family.error_weight(sigmas, scheduler.walked)
         joined = type(pieces[0]).cat(pieces)  # type: ignore[arg-type]
         x0 = x0.float()
-        return CleanSamples(x0=x0, conditions=joined, sigmas=sigmas, guidance=scales, error_weights=weights)
+        sound = None if sound is None else self.family.sound_tokens(self.pipeline, sound.float())
+        return CleanSamples(
+            x0=x0, conditions=joined, sigmas=sigmas, guidance=scales, error_weights=weights, sound=sound
+        )
 
     def sigmas(self, levels: Tensor | None = None, steps: int = 1, **call: object) -> Tensor:
         """[K] noise levels after the pipeline's shift, of levels before it or of a rollout of so many steps."""

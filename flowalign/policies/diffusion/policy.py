@@ -551,12 +551,16 @@ class DiffusersPolicy(Policy[Rollout]):
         tensors = isinstance(outputs[0], Tensor)
         return [torch.cat(outputs) if tensors else [row for rows in outputs for row in rows]]
 
-    def _output(self, latents: Tensor, call: dict[str, Any]) -> Any:
-        """Output of the denoiser for packed latents."""
+    def _outputs(self, latents: Tensor, call: dict[str, Any]) -> Any:
+        """All outputs of the denoiser for packed latents."""
         network = self.model if torch.is_grad_enabled() else self._bare
         extra = call.pop(EXTRA_INPUT, None)
         with self._autocast():
-            output = network(self.family.network_input(latents, extra), **call)[0]
+            return network(self.family.network_input(latents, extra), **call)
+
+    def _output(self, latents: Tensor, call: dict[str, Any]) -> Any:
+        """Output of the denoiser for packed latents."""
+        output = self._outputs(latents, call)[0]
         # without its prediction for the extra input
         return self.family.predicted(output, latents.shape[1]) if isinstance(output, Tensor) else output
 
@@ -588,6 +592,16 @@ class DiffusersPolicy(Policy[Rollout]):
         """
         x = noised.x if x is None else x
         return self._velocity(x, noised.sigma, clean.conditions, noised.samples, noised.level_index, clean.guidance)
+
+    def velocities_of(self, clean: CleanSamples, noised: Noised, sound: Noised) -> tuple[Tensor, Tensor]:
+        """[N, ...] velocities of noised pictures and of their noised sounds, which the network denoises together,
+        without guidance."""
+        assert isinstance(clean.conditions, Conditions) and clean.conditions.branches == 1
+        [call] = clean.conditions.gather(noised.samples, noised.level_index)
+        call["audio_hidden_states"] = sound.x.to(self.dtype)
+        self.forwards += len(noised.samples)
+        pictures, sounds = self._outputs(self.family.pack(noised.x).to(self.dtype), call)[:2]
+        return self.family.unpack(pictures.float(), noised.x0.shape[2:]), sounds.float()
 
     def features_of(self, clean: CleanSamples, noised: Noised) -> Tensor:
         """[N, tokens, D] what the block in the denoiser's middle makes of noised samples, without guidance."""

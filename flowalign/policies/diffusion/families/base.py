@@ -354,6 +354,10 @@ class Family:
         """Latents of sounds, as the pipeline returns them, to sounds."""
         raise NotImplementedError
 
+    def sound_tokens(self, pipeline: DiffusionPipeline, latents: Tensor) -> Tensor:
+        """[B, tokens, C] latents of sounds, as the pipeline returns them, as the denoiser has them."""
+        raise NotImplementedError
+
     def pictures(self, pipeline: DiffusionPipeline, pixels: Tensor) -> list[Any]:
         """Decoded pixels as PIL images; a video is a list of them."""
         return pipeline.image_processor.postprocess(pixels, output_type="pil")

@@ -16,7 +16,7 @@ from rewards import Sound
 class LTX2(LTX):
     """LTX-2: its video is trained; its sound is sampled along by the ODE and replayed as it was at each step.
 
-    Guidance is by the text alone, without the pipeline's further terms and rescaling.
+    `omni_nft` trains both. Guidance is by the text alone, without the pipeline's further terms and rescaling.
     """
 
     name = "ltx2"
@@ -47,6 +47,11 @@ class LTX2(LTX):
         vae, vocoder = (module.to(latents.device) for module in (pipeline.audio_vae, pipeline.vocoder))
         waves = vocoder(vae.decode(latents.to(vae.dtype), return_dict=False)[0]).float().cpu().numpy()
         return [Sound(wave, vocoder.config.output_sampling_rate) for wave in waves]
+
+    def sound_tokens(self, pipeline: DiffusionPipeline, latents: Tensor) -> Tensor:
+        vae, packed = pipeline.audio_vae, latents.transpose(1, 2).flatten(2, 3)
+        mean, std = vae.latents_mean.to(packed), vae.latents_std.to(packed)
+        return (packed - mean) / std
 
     def arguments(self, guidance: float) -> dict[str, Any]:
         alike = ("guidance_scale", "audio_guidance_scale")
