@@ -164,7 +164,9 @@ def without(record: Record, names: list[str]) -> Record:
     return replace(record, reward=total, rewards=rewards, reward_weights=weights, names=kept)
 
 
-def weakened(share: float, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def weakened(
+    share: float, _: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
+) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     """Arguments of attention to the sound, whose gradient is a share of what it would be."""
     sound = kwargs["encoder_hidden_states"]
     return args, kwargs | {"encoder_hidden_states": sound.detach() + share * (sound - sound.detach())}

@@ -165,11 +165,7 @@ class ForwardProcess:
             call: further arguments of the pipeline's call (height, width, ...).
         """
         assert (levels is None) != (steps is None), "levels or the number of steps"
-        if self.family.samples_sound and sound is None:
-            raise ConfigError(
-                f"{type(self.pipeline).__name__} denoises a sound along with the pictures, and clean pictures alone "
-                "cannot be noised; omni_nft works, and algorithms that learn from trajectories, such as flow_grpo"
-            )
+        heard = self._heard(sound)
         scales = guidance if isinstance(guidance, tuple) else (guidance,)
         sources = self.family.sources_of(self.pipeline, metadata, prompts, call)
         negative = [""] * len(prompts)
@@ -195,10 +191,24 @@ class ForwardProcess:
         weights = self.family.error_weight(sigmas, scheduler.walked)
         joined = type(pieces[0]).cat(pieces)  # type: ignore[arg-type]
         x0 = x0.float()
-        sound = None if sound is None else self.family.sound_tokens(self.pipeline, sound.float())
         return CleanSamples(
-            x0=x0, conditions=joined, sigmas=sigmas, guidance=scales, error_weights=weights, sound=sound
+            x0=x0, conditions=joined, sigmas=sigmas, guidance=scales, error_weights=weights, sound=heard
         )
+
+    def _heard(self, sound: Tensor | None) -> Tensor | None:
+        """Sounds as the denoiser has them.
+
+        Raises:
+            ConfigError: the network denoises sounds, and there are none.
+        """
+        if sound is not None:
+            return self.family.sound_tokens(self.pipeline, sound.float())
+        if self.family.samples_sound:
+            raise ConfigError(
+                f"{type(self.pipeline).__name__} denoises a sound along with the pictures, and clean pictures alone "
+                "cannot be noised; omni_nft works, and algorithms that learn from trajectories, such as flow_grpo"
+            )
+        return None
 
     def sigmas(self, levels: Tensor | None = None, steps: int = 1, **call: object) -> Tensor:
         """[K] noise levels after the pipeline's shift, of levels before it or of a rollout of so many steps."""
