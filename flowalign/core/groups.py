@@ -94,7 +94,7 @@ def declares(*needs: str, dense: bool = False, centres_steps: bool = False) -> C
     """Decorator: what an advantage needs; without it, a reward [B] alone.
 
     Args:
-        needs: fields of the record that not every rollout has: rewards, baseline, state, collision, value.
+        needs: fields of the record that not every rollout has, such as rewards, baseline, state or value.
         dense: it also takes a reward [B, T], one of every action, of which the mask says which were drawn.
         centres_steps: it takes a mean off each step's reward, which undoes a bound on the sum of them.
     """

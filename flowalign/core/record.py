@@ -32,6 +32,10 @@ class Record:
     collision: Tensor | None = None
     """[B, T] sum of the squared probabilities of the distribution that each action was drawn from; where an advantage
     needs it"""
+    influence: Tensor | None = None
+    """[B, T] influence of each action on the group's right trajectories; where an advantage needs it"""
+    reference: Tensor | None = None
+    """[B, T] log-probabilities under the start weights; where an advantage needs them"""
     value: Tensor | None = None
     """[B, T] a critic's value of the state before each action, where an advantage needs it"""
     baseline: Tensor | None = None

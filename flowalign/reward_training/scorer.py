@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoImageProcessor, AutoModel, AutoTokenizer, PreTrainedModel
 
-from flowalign.core.losses import preference_loss
+from flowalign.core.step_losses import preference_loss
 from flowalign.data import Preferences
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.reward_training.supervised import LOWER, fit, new_folder

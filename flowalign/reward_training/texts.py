@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flowalign.core.losses import preference_loss
+from flowalign.core.step_losses import preference_loss
 from flowalign.data import Preferences
 from flowalign.errors import ConfigError
 from flowalign.reward_training.scorer import PreferenceModel

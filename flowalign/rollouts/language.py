@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flowalign.config.language import TextConfig
 from flowalign.core.record import Record
+from flowalign.core.sharpened import influence_of
 from flowalign.data import shipped
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
@@ -110,6 +111,37 @@ def gathered_collision(sampled: SampledTexts, processes: Processes) -> Tensor:
     with torch.no_grad():
         collision = torch.cat([policy.log_probs(rollout, chunk, collision_of)[1] for chunk in rows])
     return gather_padded(processes, collision, processes.maximum(collision.shape[1]))
+
+
+def gathered_reference(sampled: SampledTexts, processes: Processes) -> Tensor:
+    """[B, T] log-probabilities under the start weights, of all processes; costs a forward pass."""
+    policy, rollout = sampled.sampler.policy, sampled.rollout
+    rows = torch.arange(len(rollout), device=policy.device).split(sampled.sampler.config.rollout.batch_size)
+    with torch.no_grad(), policy.reference():
+        reference = torch.cat([policy.log_probs(rollout, chunk)[0] for chunk in rows])
+    return gather_padded(processes, reference, processes.maximum(reference.shape[1]))
+
+
+def gathered_influence(sampled: SampledTexts, processes: Processes) -> Tensor:
+    """[B, T] `influence_of` each token on its group's right texts, of all processes; costs a forward pass.
+
+    A text is right from a reward of 1/2 on. Of the vocabulary only tokens that the group drew count, as published.
+    """
+    policy, rollout = sampled.sampler.policy, sampled.rollout
+    right = (sampled.scores.value > 0.5).to(policy.device)
+    influence = torch.zeros_like(rollout.log_prob)
+    for number in dict.fromkeys(sampled.batch.group):
+        rows = torch.tensor([row for row, group in enumerate(sampled.batch.group) if group == number])
+        rows = rows.to(policy.device)
+        mask = rollout.mask[rows]
+        drawn, column = rollout.completion_ids[rows][mask].unique(return_inverse=True)
+        with torch.no_grad():
+            error, hidden = policy.errors(rollout, rows, drawn, column)
+        of_right = right[rows][:, None].expand_as(mask)[mask]
+        influence[rows] = torch.zeros_like(mask, dtype=influence.dtype).masked_scatter(
+            mask, influence_of(error, hidden, of_right)
+        )
+    return gather_padded(processes, influence, processes.maximum(influence.shape[1]))
 
 
 def gather_padded(processes: Processes, values: Tensor, length: int) -> Tensor:

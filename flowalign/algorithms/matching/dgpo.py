@@ -18,7 +18,7 @@ from torch import Tensor
 from flowalign.algorithms.matching.advantage import AdvantageMatching, AdvantageSettings
 from flowalign.algorithms.matching.base import Points
 from flowalign.config import Named
-from flowalign.core.losses import group_preference_loss, has_moved
+from flowalign.core.step_losses import group_preference_loss, has_moved
 from flowalign.policies.settings import Snapshot
 
 

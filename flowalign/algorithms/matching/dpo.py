@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flowalign.algorithms.matching.base import Points
 from flowalign.algorithms.matching.pairs import PairMatching, PairSettings, gains, judged
-from flowalign.core.losses import preference_loss
+from flowalign.core.step_losses import preference_loss
 
 
 class DPOSettings(PairSettings):

@@ -19,8 +19,8 @@ from flowalign.algorithms.matching.base import Points
 from flowalign.algorithms.matching.online import OnlineMatching, OnlineSettings
 from flowalign.config import Config, Named
 from flowalign.core.groups import group_advantage
-from flowalign.core.losses import preference_loss
 from flowalign.core.record import Record
+from flowalign.core.step_losses import preference_loss
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.rollouts.scoring import Scorer

@@ -16,7 +16,7 @@ from torch import Tensor
 from flowalign.algorithms.matching import base
 from flowalign.algorithms.matching.pairs import PairMatching, PairSettings, gains, judged
 from flowalign.config import Named
-from flowalign.core.losses import preference_loss
+from flowalign.core.step_losses import preference_loss
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy
 from flowalign.rollouts.pictures import DiffusionSampler

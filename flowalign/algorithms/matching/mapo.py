@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flowalign.algorithms.matching.base import Points
 from flowalign.algorithms.matching.pairs import PairMatching, PairSettings, won
-from flowalign.core.losses import preference_loss
+from flowalign.core.step_losses import preference_loss
 
 SCALE = 0.5
 """c, the authors' "signal-to-noise" value"""

@@ -15,8 +15,8 @@ from flowalign.algorithms.matching.online import OnlineMatching, OnlineSettings
 from flowalign.algorithms.matching.pairs import won
 from flowalign.config import Named
 from flowalign.core.groups import group_advantage
-from flowalign.core.losses import preference_loss
 from flowalign.core.record import Record
+from flowalign.core.step_losses import preference_loss
 from flowalign.data.batches import Batch
 
 

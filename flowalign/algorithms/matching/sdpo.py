@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from flowalign.algorithms.matching.base import Points
 from flowalign.algorithms.matching.pairs import PairMatching, PairSettings, judged
-from flowalign.core.losses import preference_loss
+from flowalign.core.step_losses import preference_loss
 
 
 class SDPOSettings(PairSettings):

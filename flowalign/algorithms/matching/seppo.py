@@ -18,7 +18,7 @@ from flowalign.algorithms.matching import base
 from flowalign.algorithms.matching.files import SampledFiles, latents
 from flowalign.algorithms.matching.pairs import PairMatching, PairSettings, judged
 from flowalign.config import Data
-from flowalign.core.losses import preference_loss
+from flowalign.core.step_losses import preference_loss
 from flowalign.data import Prompts, Targets
 from flowalign.policies.settings import Snapshot
 from flowalign.rollouts.processes import Processes

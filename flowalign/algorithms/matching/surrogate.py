@@ -14,7 +14,7 @@ from flowalign.algorithms.matching.along_ode import AlongODESettings
 from flowalign.algorithms.matching.base import MatchingExperience
 from flowalign.config import Named
 from flowalign.core.divergences import velocity_mse
-from flowalign.core.losses import group_preference_loss, has_moved
+from flowalign.core.step_losses import group_preference_loss, has_moved
 from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy, Noised
 from flowalign.policies.settings import Role, Snapshot
 from samplers import derive_seed

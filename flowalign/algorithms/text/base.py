@@ -34,6 +34,8 @@ from flowalign.rollouts.language import (
     SampledTexts,
     baseline,
     gathered_collision,
+    gathered_influence,
+    gathered_reference,
     gathered_states,
     record_of_texts,
 )
@@ -82,7 +84,7 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
     Settings: ClassVar[type[LanguageSettings]] = LanguageSettings
     settings: LanguageSettings
     kind = "text"
-    fields = frozenset({"rewards", "baseline", "state", "collision"})
+    fields = frozenset({"rewards", "baseline", "state", "collision", "influence", "reference"})
     piece: ClassVar[LooksAt] = "group"
     takes_turns: ClassVar[bool] = True
     """every text is sampled, so that it may be an episode with an environment"""
@@ -130,7 +132,8 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
 
     @property
     def uses_reference(self) -> bool:
-        return super().uses_reference and self.settings.kl_reference == "reference"
+        of_loss = super().uses_reference and self.settings.kl_reference == "reference"
+        return of_loss or self.needs("reference")
 
     @property
     def aggregation(self) -> Aggregation:
@@ -162,6 +165,10 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
             record.state = gathered_states(sampled, processes)
         if self.needs("collision"):
             record.collision = gathered_collision(sampled, processes)
+        if self.needs("influence"):
+            record.influence = gathered_influence(sampled, processes)
+        if self.needs("reference"):
+            record.reference = gathered_reference(sampled, processes)
         if self.settings.unlikeliness > 0:
             likelihood = masked_mean(record.log_prob, record.mask)
             record.reward = unlikeliness(record.reward, likelihood, record.group, self.settings.unlikeliness)

@@ -2,11 +2,15 @@
 
 Rollout: the last member of each group is the prompt's demonstration, rewarded like the others. Credit and loss are
 GRPO's: imitation while the policy is worse, exploration beside it. Where another member is as good the demonstration
-gets the mean of the others, hence about no advantage. Departures: the demonstration takes a member's place instead of
-coming on top; the paper's two controls of forms and thoughts in demonstrations are left out.
+gets the mean of the others, hence about no advantage. The paper's two other controls are settings: `align` writes
+demonstrations in the form of the model's own texts, and `unpaid` keeps rewards of thoughts from them, which they have
+not. Departure: the demonstration takes a member's place instead of coming on top.
 """
 
+import json
+
 import torch
+from torch import Tensor
 
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, last_members
@@ -23,6 +27,10 @@ from flowalign.rollouts.processes import Processes
 class ViSurfSettings(language.LanguageSettings):
     demonstration: str = "demonstration"
     """Key of the metadata with the demonstration."""
+    align: bool = False
+    """Whether a demonstration that is JSON gets a blank after every comma and colon, as models write it."""
+    unpaid: list[str] = []
+    """Names of rewards that a demonstration does not get, such as one of the form of thoughts."""
 
 
 class ViSurf(language.LanguageAlgorithm):
@@ -40,6 +48,8 @@ class ViSurf(language.LanguageAlgorithm):
         shown = [row for row in range(len(batch)) if last[row]]
         sampling = sampler.config.rollout
         texts = demonstrations(batch, shown, self.settings.demonstration)
+        if self.settings.align:
+            texts = [aligned(text) for text in texts]
         there, rule = batch[shown], Decoding.of(sampling)
         rollouts = [
             sampler.rollout(batch[others]),
@@ -52,5 +62,22 @@ class ViSurf(language.LanguageAlgorithm):
     def record(self, sampled: SampledTexts, processes: Processes) -> Record:
         record = super().record(sampled, processes)
         shown = processes.gather(torch.tensor(last_members(sampled.batch), device=processes.device))
+        record.reward = record.reward - shown * self.withheld(record)
         record.reward = demonstrated_reward(record.reward, shown, record.group)
         return record
+
+    def withheld(self, record: Record) -> Tensor:
+        """[B] the part of each reward that demonstrations do not get."""
+        total = torch.zeros_like(record.reward)
+        for name in self.settings.unpaid:
+            weight = record.reward_weights[record.names.index(name)] if name in record.names else 0.0
+            total = total + weight * record.reward_of(name).nan_to_num()
+        return total
+
+
+def aligned(text: str) -> str:
+    """The same JSON with a blank after every comma and colon; another text as it is."""
+    try:
+        return json.dumps(json.loads(text), ensure_ascii=False)
+    except ValueError:
+        return text

@@ -21,9 +21,9 @@ from flowalign.algorithms.policy_gradient import ActionExperience, PolicyGradien
 from flowalign.config import Config, Named
 from flowalign.core.divergences import gaussian_kl, velocity_mse
 from flowalign.core.groups import group_advantage
-from flowalign.core.losses import guard_log_ratio
 from flowalign.core.record import Actions, Record
 from flowalign.core.seams import checked_loss
+from flowalign.core.step_losses import guard_log_ratio
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout

@@ -13,7 +13,7 @@ from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import Steps, TrajectoryAlgorithm
 from flowalign.config import Named
 from flowalign.core.divergences import gaussian_kl
-from flowalign.core.losses import dppo_mask
+from flowalign.core.step_losses import dppo_mask
 
 
 class FlowDPPOSettings(trajectory.PolicySettings):

@@ -19,7 +19,7 @@ from torch import Tensor
 from flowalign.algorithms.trajectory import step_pairs
 from flowalign.algorithms.trajectory.step_pairs import PairExperience, StepPairs
 from flowalign.config import Config
-from flowalign.core.losses import reward_difference_loss
+from flowalign.core.step_losses import reward_difference_loss
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 

@@ -16,8 +16,8 @@ from flowalign.algorithms import base
 from flowalign.algorithms.trajectory.base import check_noise, learned_steps
 from flowalign.config import Config
 from flowalign.core.credit import preferred
-from flowalign.core.losses import step_preference_loss
 from flowalign.core.record import Record, masked_mean
+from flowalign.core.step_losses import step_preference_loss
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.rollouts.pictures import DiffusionSampler, SampledPictures, record_of_steps

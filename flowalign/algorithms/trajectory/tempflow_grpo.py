@@ -11,7 +11,7 @@ from torch import Tensor
 from flowalign.algorithms.trajectory.base import Steps, TrajectoryAlgorithm
 from flowalign.algorithms.trajectory.branching import SINGLE, branch_everywhere, places
 from flowalign.config import Config
-from flowalign.core.losses import noise_weight
+from flowalign.core.step_losses import noise_weight
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Rollout
 from flowalign.rollouts.pictures import DiffusionSampler

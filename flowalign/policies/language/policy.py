@@ -353,6 +353,24 @@ class LanguagePolicy(Policy[TextRollout]):
 
         return self.at_tokens(rollout, rows, scores)
 
+    def errors(self, rollout: TextRollout, rows: Tensor, columns: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
+        """([M, C] one-hot vectors of the M tokens of these rows less their distributions, [M, H] what the head got).
+
+        Where a network changes what its head gives, as Gemma 2 does, the logits stand for what the head got.
+
+        Args:
+            columns: [C] ids of the tokens that are looked at.
+            drawn: [M] the column of each drawn token.
+        """
+
+        def scores(hidden: Tensor, head: Head, tokens: Tensor, earlier: Tensor | None) -> Tensor:
+            chance = rollout.decoding.log_probs(head(hidden), earlier, tokens, self.undrawn)[:, columns].exp()
+            error = torch.nn.functional.one_hot(drawn, len(columns)) - chance
+            return torch.cat([error, hidden.float()], 1)
+
+        made = self.at_tokens(rollout, rows, scores)
+        return made[:, : len(columns)], made[:, len(columns) :]
+
     def at_tokens(
         self, rollout: TextRollout, rows: Tensor, scores: Callable[[Tensor, Head, Tensor, Tensor | None], Tensor]
     ) -> Tensor:

@@ -11,7 +11,8 @@ from torch import Tensor
 from flowalign import registry
 from flowalign.core.divergences import gaussian_kl
 from flowalign.core.groups import group_advantage
-from flowalign.core.losses import clipped_policy_loss, dppo_mask, guard_log_ratio
+from flowalign.core.losses import clipped_policy_loss
+from flowalign.core.step_losses import dppo_mask, guard_log_ratio
 from samplers import transition
 from tests.flowalign.algorithms.matching.made_points import gradient, method, points
 

@@ -369,7 +369,8 @@ def test_every_division_by_a_spread_says_which(name: str) -> None:
     if "eps" not in settings:
         return
     mask = torch.ones(6, 4, dtype=torch.bool)
-    given = record([1.0, 0.2, 0, 0.7, 0, 1], [0, 0, 0, 1, 1, 1], state=torch.zeros(6, 4, dtype=torch.long), mask=mask)
+    more = {"state": torch.zeros(6, 4, dtype=torch.long), "influence": torch.rand(6, 4), "reference": torch.zeros(6, 4)}
+    given = record([1.0, 0.2, 0, 0.7, 0, 1], [0, 0, 0, 1, 1, 1], mask=mask, **more)
     made = [
         advantages.ADVANTAGES[name](given, **changed)
         for changed in ({}, {"eps": 0.5}, {"unbiased": True}, {"unbiased": False})

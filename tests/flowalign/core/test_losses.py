@@ -9,8 +9,9 @@ from torch import Tensor
 
 from flowalign.core import losses
 from flowalign.core.aggregation import Aggregation, action_weights
-from flowalign.core.losses import clip_fraction, clipped_policy_loss, dppo_mask, guard_log_ratio, noise_weight
+from flowalign.core.losses import clip_fraction, clipped_policy_loss
 from flowalign.core.record import Actions
+from flowalign.core.step_losses import dppo_mask, guard_log_ratio, noise_weight
 from samplers import flow_sde, step_std
 from samplers.kernels import gaussian_log_prob
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flowalign import registry
 from flowalign.algorithms.text.prefix_rft import PrefixRFT
+from flowalign.algorithms.text.visurf import aligned
 from flowalign.config import load, recipe
 from flowalign.config.sections import Weighted
 from flowalign.data import ASSETS
@@ -216,6 +217,20 @@ def test_visurf_puts_the_demonstration_among_the_group(tmp_path: Path) -> None:
             reward[start + 7] = others.mean()
     assert experience.reward.tolist() == pytest.approx(reward.tolist())
     assert loss_of(run, experience).item() == pytest.approx(grpo_loss(run, experience.rollout, reward), abs=1e-5)
+
+
+def test_visurf_keeps_rewards_of_thoughts_from_demonstrations(tmp_path: Path) -> None:
+    rewards = "rewards=[{name: exact_match}, {name: text_format, weight: 0.5, pattern: '.+'}]"
+    run = trainer(tmp_path, "visurf", rewards, "algorithm.unpaid=[text_format]", "algorithm.align=true")
+    experience = collected(run)
+    reward = experience.scores.value.clone()
+    reward[7::8] -= 0.5
+    for start in range(0, 32, 8):
+        others = reward[start : start + 7]
+        if others.max() >= reward[start + 7]:
+            reward[start + 7] = others.mean()
+    assert experience.reward.tolist() == pytest.approx(reward.tolist())
+    assert aligned('{"box":[1,2],"name":"é"}') == '{"box": [1, 2], "name": "é"}' and aligned("[1,2") == "[1,2"
 
 
 def test_prefix_rft_continues_demonstrations_and_learns_their_uncertain_tokens(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from diffusers import DDIMScheduler
 from flowalign.algorithms.trajectory.spo import SPO, SPOSettings
 from flowalign.config import load, recipe
 from flowalign.core.credit import preferred
-from flowalign.core.losses import reward_difference_loss, step_preference_loss
+from flowalign.core.step_losses import reward_difference_loss, step_preference_loss
 from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 from flowalign.rollouts.draw import Draw
