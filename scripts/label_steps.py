@@ -2,8 +2,8 @@
 
 python scripts/label_steps.py tiny_lm sums_train --iterations 8 --limit 20 --output labels
 
-Writes prompts.jsonl (the prompts with `iterations`, for data.difficulty: {key: iterations}), traces.jsonl (for text_sft)
-and steps.jsonl (for text_kto and text_outcome, or train-reward). With --judge only labels that a judge shares are kept.
+Writes prompts.jsonl (the prompts with `iterations`, for data.difficulty: {key: iterations}), traces.jsonl (for
+text_sft) and steps.jsonl (for text_kto and text_outcome). With --judge only labels that a judge shares are left.
 """
 
 import argparse

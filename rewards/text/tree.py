@@ -52,10 +52,11 @@ class Tree:
 class TreeSearch:
     """Monte-Carlo tree search over the steps of a model's texts.
 
-    An iteration goes down by the upper confidence bound to a beginning without further steps, finishes it `width` times,
-    takes the first step of each as a child, and adds the outcomes up on the way back. The values of steps are those that
-    ReST-MCTS* trains on (arXiv 2406.03816, its value by distance left out); the number of iterations to a right text is
-    ThinkLite's difficulty (2504.07934); `check` gives each step the verdict of a tool, as GroundedPRM does (2510.14942).
+    An iteration goes down by the upper confidence bound to a beginning without further steps, finishes it `width`
+    times, takes the first step of each as a child, and adds the outcomes up on the way back. The values of steps are
+    those that ReST-MCTS* trains on (arXiv 2406.03816, its value by distance left out); the number of iterations to a
+    right text is ThinkLite's difficulty (2504.07934); `check` gives each step the verdict of a tool, as GroundedPRM
+    does (2510.14942).
 
     Args:
         model: a language model.

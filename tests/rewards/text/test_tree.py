@@ -63,7 +63,7 @@ def test_labels_are_kept_where_a_judge_agrees_and_weighed_with_a_tools_verdict()
     agreed = step_lines(tree, "17+25=", verdicts={"4": True, "42": False, "3": False})
     assert [line["completion"] for line in agreed] == ["4", "3"]
     good.check = 1.0
-    assert [line["value"] for line in step_lines(tree, "17+25=", weight=0.6)][0] == pytest.approx(0.6 + 0.4 * 0.25)
+    assert next(line["value"] for line in step_lines(tree, "17+25=", weight=0.6)) == pytest.approx(0.6 + 0.4 * 0.25)
 
 
 def test_the_script_writes_what_its_page_says(
