@@ -51,6 +51,8 @@ NAMED_BY_THEIR_PARTS = {
     "progress": "rewards.text.learned:Progress",
     "beats_plain": "rewards.text.answering:BeatsPlain",
     "step_progress": "rewards.text.answering:StepProgress",
+    "borda": "rewards.text.consensus:Borda",
+    "adaptive_mode": "rewards.text.modes:AdaptiveMode",
     "barely_solved": "rewards.text.proposed:BarelySolved",
     "learned_prm": "rewards.text.learned:LearnedPRM",
     "learned_score": "rewards.text.learned:LearnedScore",

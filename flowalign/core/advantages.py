@@ -29,7 +29,7 @@ from flowalign.core.record import Record
 from flowalign.core.reshaped import anchored, confident_late, copo, filtered, three_sigma
 from flowalign.core.several_rewards import bnpo, diverse, gdpo, per_reward
 from flowalign.core.sharpened import asymmetric, hidden_reward, novel, process_kl
-from flowalign.core.token_advantages import gae, gigpo, optimal_token_baseline, process, process_returns
+from flowalign.core.token_advantages import gae, gigpo, optimal_token_baseline, process, process_returns, semi_online
 
 
 @declares(dense=True)
@@ -216,4 +216,5 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     "novel": novel,
     "process_kl": process_kl,
     "hidden_reward": hidden_reward,
+    "semi_online": semi_online,
 }

@@ -158,3 +158,42 @@ def gae(record: Record, *, gamma: Discount = 1.0, smoothing: Discount = 0.95) ->
     advantage = generalised(record, gamma, smoothing)
     drawn = advantage[mask]
     return ((advantage - drawn.mean()) * (drawn.var() + 1e-8).rsqrt()).where(mask, 0)
+
+
+@declares(dense=True)
+def semi_online(
+    record: Record,
+    *,
+    weight: Share = 1.0,
+    gamma: Discount = 0.5,
+    matched: float = 0.5,
+    scale: Scale = "none",
+    eps: Positive = 1e-6,
+    unbiased: bool = True,
+) -> Tensor:
+    """UI-S1's advantage (arXiv 2509.11543, and the authors' code): A_episode + weight * A_turn. -> [B, T]
+
+    A_turn compares the discounted returns of a group's turns of one number; a turn that earned less than `matched`,
+    which left its trace, has its own reward alone, and nothing after it pays for what came before. A_episode compares
+    the episodes' rewards, where an episode counts once a turn. The environment `trace` walks offline traces.
+
+    Args:
+        record: rewards are `steps`, a reward [B, T], or one [B] that a row's last turn earns.
+        scale: of both parts; the authors' 'mean_norm' divides by nothing.
+    """
+    turns = by_turn(record.turn, record.mask)
+    taken = turns.sum(torch.ones_like(record.log_prob)) > 0
+    each = turns.sum(earned(record))
+    returns, later = torch.zeros_like(each), torch.zeros_like(each[:, 0])
+    for k in reversed(range(each.shape[1])):
+        good = taken[:, k] & (each[:, k] >= matched)
+        later = torch.where(good, each[:, k] + gamma * later, 0)
+        returns[:, k] = torch.where(good, later, each[:, k])
+    _, number = record.group.unique(return_inverse=True)
+    group = number[:, None].expand_as(taken)[taken]
+    count = torch.arange(taken.shape[1], device=taken.device).expand_as(taken)[taken]
+    advantage = torch.zeros_like(returns)
+    episode = each.sum(1, keepdim=True).expand_as(taken)[taken]
+    of_turn = group_advantage(returns[taken], group * taken.shape[1] + count, scale, eps=eps, unbiased=unbiased)
+    advantage[taken] = group_advantage(episode, group, scale, eps=eps, unbiased=unbiased) + weight * of_turn
+    return turns.spread(advantage).where(record.mask, 0)
