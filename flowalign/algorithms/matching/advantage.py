@@ -1,11 +1,13 @@
 """Online methods that compare a sample with the others of its group, and what such a comparison can be refined by."""
 
 import inspect
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from flowalign.algorithms.base import AlgorithmSettings
 from flowalign.algorithms.matching.online import OnlineMatching, OnlineSettings
 from flowalign.config import Config, Named
 from flowalign.core.groups import group_mean_std
@@ -43,7 +45,7 @@ class AdvantageSettings(OnlineSettings):
 class AdvantageMatching(OnlineMatching):
     """Base of the methods that compare a sample with the others of its group."""
 
-    Settings = AdvantageSettings
+    Settings: ClassVar[type[AlgorithmSettings]] = AdvantageSettings
     settings: AdvantageSettings
     combines = OnlineMatching.combines | {"advantages"}
 

@@ -7,11 +7,12 @@ is the error's times the advantage.
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
 
+from flowalign.algorithms.base import AlgorithmSettings
 from flowalign.algorithms.matching.advantage import AdvantageMatching, AdvantageSettings
 from flowalign.algorithms.matching.base import Points
 from flowalign.core.matching import adaptive_square, optimality
@@ -38,7 +39,7 @@ class NFT(AdvantageMatching):
     """DiffusionNFT: good and bad samples on the forward process, any sampler (arXiv 2509.16117)."""
 
     name = "nft"
-    Settings = NFTSettings
+    Settings: ClassVar[type[AlgorithmSettings]] = NFTSettings
     settings: NFTSettings
     compares = frozenset({"old"})
 

@@ -100,7 +100,7 @@ class OmniNFT(NFT):
     def losses(
         self, policy: DiffusersPolicy, experience: MatchingExperience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        losses, metrics = [], {}
+        losses, metrics = [], dict[str, Tensor]()
         for name, points in self.both(policy, experience, items).items():
             loss, values = self.loss(points)
             loss, more = self.penalized(loss, points)

@@ -9,7 +9,8 @@ Departures: no authors' code is published, and of the paper the abstract and its
 read, not the text. gamma, the size of the anchor and the mean that weighs steps, a group's, are ours.
 """
 
-from torch import Tensor, ones_like
+import torch
+from torch import Tensor
 
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm, WithStateValues
@@ -42,4 +43,4 @@ class VGPO(WithStateValues, TrajectoryAlgorithm):
 
     def step_reward(self, sampled: SampledPictures, processes: Processes) -> Tensor:
         reached = self.values(sampled, processes)[:, 1:]
-        return returns_of(reached, ones_like(reached, dtype=bool), self.settings.gamma)
+        return returns_of(reached, torch.ones_like(reached, dtype=torch.bool), self.settings.gamma)
