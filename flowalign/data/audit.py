@@ -21,7 +21,7 @@ CHUNK = 1000
 
 
 @dataclass(frozen=True)
-class Pair:
+class SimilarPair:
     """Two prompts that are alike."""
 
     first: str
@@ -49,9 +49,9 @@ class Audit:
     prompts: int
     duplicates: list[tuple[str, int]]
     """Prompts that stand in the list more than once, and how often; case, spaces and punctuation do not count."""
-    near: list[Pair]
+    near: list[SimilarPair]
     """Near duplicates within the list, the nearest first."""
-    leaked: list[Pair] = field(default_factory=list)
+    leaked: list[SimilarPair] = field(default_factory=list)
     """Prompts of the list, each with the prompt of the other list that is the same or nearly so; the nearest
     first."""
     unsafe: list[tuple[str, str]]
@@ -88,7 +88,7 @@ def audit(
         duplicates=[(first_of[text], count) for text, count in Counter(plain).items() if count > 1],
         near=sorted(
             (
-                Pair(first_of[distinct[i]], first_of[distinct[j]], value)
+                SimilarPair(first_of[distinct[i]], first_of[distinct[j]], value)
                 for i, j, value in similar(distinct, distinct, near)
                 if i < j
             ),
@@ -105,7 +105,7 @@ def audit(
             # of several with the same words, the one in the same order
             if i not in best or (value, distinct[i] == others[j]) > (best[i][1], distinct[i] == others[best[i][0]]):
                 best[i] = (j, value)
-        leaked = [Pair(first_of[distinct[i]], originals[others[j]], value) for i, (j, value) in best.items()]
+        leaked = [SimilarPair(first_of[distinct[i]], originals[others[j]], value) for i, (j, value) in best.items()]
         result.leaked = sorted(leaked, key=lambda pair: -pair.similarity)
         result.missing = [name for name in _counts(against, by) if name not in result.categories]
     for name, (count, limit) in (encoders or {}).items():

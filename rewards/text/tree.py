@@ -12,13 +12,13 @@ from rewards.text.steps import LINES, step_ends
 
 
 @dataclass(kw_only=True)
-class Node:
+class StepNode:
     """A beginning of a text."""
 
     text: str
     ended: bool = False
     """Whether the model ended the text here."""
-    children: list["Node"] = field(default_factory=list)
+    children: list["StepNode"] = field(default_factory=list)
     visits: int = 0
     """Number of finished texts that begin so."""
     total: float = 0.0
@@ -31,7 +31,7 @@ class Node:
         """Mean outcome of the texts that begin so: the chance that this leads to a right answer."""
         return self.total / max(self.visits, 1)
 
-    def __iter__(self) -> Iterator["Node"]:
+    def __iter__(self) -> Iterator["StepNode"]:
         """The nodes below it, parents first."""
         for child in self.children:
             yield child
@@ -39,10 +39,10 @@ class Node:
 
 
 @dataclass(kw_only=True)
-class Tree:
+class StepTree:
     """What a search made of a prompt."""
 
-    root: Node
+    root: StepNode
     iterations: int
     """Iterations until the first right text; one more than there were where none was right."""
     right: list[str]
@@ -88,9 +88,9 @@ class TreeSearch:
         self.width, self.most, self.temperature = width, most, temperature
         self.explore, self.right, self.separator = explore, right, separator
 
-    def __call__(self, prompt: str, record: Mapping[str, Any], iterations: int, seed: int = 0) -> Tree:
+    def __call__(self, prompt: str, record: Mapping[str, Any], iterations: int, seed: int = 0) -> StepTree:
         """The tree after so many iterations, or fewer where every text that is left has ended."""
-        root, solved = Node(text=""), iterations + 1
+        root, solved = StepNode(text=""), iterations + 1
         right: list[str] = []
         for number in range(1, iterations + 1):
             path = self._down(root)
@@ -99,9 +99,9 @@ class TreeSearch:
             found = self._expand(path, prompt, record, seed * iterations + number)
             right += [text for text in dict.fromkeys(found) if text not in right]
             solved = min(solved, number if found else solved)
-        return Tree(root=root, iterations=solved, right=right)
+        return StepTree(root=root, iterations=solved, right=right)
 
-    def _down(self, root: Node) -> list[Node]:
+    def _down(self, root: StepNode) -> list[StepNode]:
         """The way to a beginning without further steps; to one that ended where nothing else is left."""
         path = [root]
         while path[-1].children:
@@ -110,10 +110,10 @@ class TreeSearch:
             path.append(max(open_ones, key=lambda child: self._bound(child, node.visits)))
         return path
 
-    def _bound(self, node: Node, before: int) -> float:
+    def _bound(self, node: StepNode, before: int) -> float:
         return node.value + self.explore * math.sqrt(math.log(before) / node.visits)
 
-    def _expand(self, path: Sequence[Node], prompt: str, record: Mapping[str, Any], seed: int) -> list[str]:
+    def _expand(self, path: Sequence[StepNode], prompt: str, record: Mapping[str, Any], seed: int) -> list[str]:
         """Finish the last node's text several times; the right texts."""
         node = path[-1]
         contexts = beginnings(
@@ -125,7 +125,7 @@ class TreeSearch:
             step = next(end for end in step_ends(text, self.separator) if end > len(node.text) or end == len(text))
             child = next((one for one in node.children if one.text == text[:step]), None)
             if child is None:
-                child = Node(
+                child = StepNode(
                     text=text[:step], ended=step == len(text), check=self._checked(text[:step], prompt, record)
                 )
                 node.children.append(child)
@@ -137,13 +137,13 @@ class TreeSearch:
         return None if self.check is None else score(self.check, [text], [prompt], [record]).value.item()
 
 
-def _closed(node: Node) -> bool:
+def _closed(node: StepNode) -> bool:
     """Whether all texts that begin so have ended."""
     return node.ended or (bool(node.children) and all(map(_closed, node.children)))
 
 
 def step_lines(
-    tree: Tree, prompt: str, weight: float = 0.5, verdicts: Mapping[str, bool] | None = None
+    tree: StepTree, prompt: str, weight: float = 0.5, verdicts: Mapping[str, bool] | None = None
 ) -> list[dict[str, Any]]:
     """Lines to train a process reward model on, one a step: the text so far, its value and its label.
 

@@ -13,7 +13,7 @@ from flowalign.runs.files import check_output, write_atomically
 
 if TYPE_CHECKING:
     from flowalign.data import Prompts
-    from flowalign.data.audit import Audit, Pair
+    from flowalign.data.audit import Audit, SimilarPair
 
 SHOWN = 5
 """Prompts of each kind that are printed; the JSON file has all."""
@@ -200,7 +200,7 @@ def _show(result: "Audit", against: str | None) -> None:
         _listed(f"over the limit of {length.encoder} ({longest})", [repr(text) for text in length.over])
 
 
-def _words(pair: "Pair") -> str:
+def _words(pair: "SimilarPair") -> str:
     return f"{pair.first!r} and {pair.second!r} ({pair.similarity:.2f})"
 
 

@@ -13,7 +13,7 @@ from flowalign.data.batches import shuffled
 Floats = NDArray[np.float64]
 
 
-class Measured:
+class MeasuredSelection:
     """Base: the mean rewards of each prompt's groups, in the order in which they came; rewards in [0, 1].
 
     Prompts that were never drawn come first, in a seeded order, where a subclass asks for them by a score of infinity.
@@ -52,7 +52,7 @@ class Measured:
         self.history, self.drawn = {prompt: list(seen) for prompt, seen in state["history"]}, state["drawn"]
 
 
-class Uncertain(Measured):
+class Uncertain(MeasuredSelection):
     """XRPO's allocation (arXiv 2510.06672): the prompts whose mean reward gets surer by another group.
 
     A prompt of n members with deviation s is worth h(n) - h(n + G) + explore sqrt(log(1 + T) / n), T members in all,
@@ -101,7 +101,7 @@ class Uncertain(Measured):
         return t / np.sqrt(members)
 
 
-class Valued(Measured):
+class Valued(MeasuredSelection):
     """Prompts in turn; those that take the place of groups without spread by their value (VSPO, arXiv 2512.07478).
 
     The value is 4 p (1 - p) + hard (1 - p) of the mean reward p, uncertainty and difficulty; `data.dynamic_sampling`
@@ -130,7 +130,7 @@ class Valued(Measured):
         return shuffled(len(prompts), first, groups, seed)
 
 
-class Varied(Measured):
+class Varied(MeasuredSelection):
     """A few prompts whose mean reward varied most over the first iterations (1-shot RLVR, arXiv 2504.20571).
 
     Every prompt in turn until each was drawn `passes` times; from then on the `examples` with the largest variance of
@@ -163,7 +163,7 @@ class Varied(Measured):
         self.chosen = list(state["chosen"])
 
 
-class Paired(Measured):
+class Paired(MeasuredSelection):
     """Hard prompts that were solved now and then, each beside an easy one that sometimes fails (arXiv 2602.03452).
 
     Every prompt in turn until each was drawn `passes` times; from then on pairs of one with a success rate in (0, low]

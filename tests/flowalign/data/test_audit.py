@@ -7,7 +7,7 @@ import pytest
 
 from flowalign.app.cli.main import main
 from flowalign.data import Prompts
-from flowalign.data.audit import Pair, audit, similar, token_counters, unsafe_in
+from flowalign.data.audit import SimilarPair, audit, similar, token_counters, unsafe_in
 
 TEXTS = ["A red circle.", "a  red circle", "a blue square", "a blue square and a nude", "a long, long road"]
 
@@ -22,8 +22,8 @@ def test_every_fault_is_found_and_nothing_else():
     found = audit(prompts, other, ["nude", "RED circle", "oad"], 0.7, encoders={"words": (lambda t: len(t.split()), 4)})
     assert found.prompts == 5 and found.duplicates == [("A red circle.", 2)]
     # 3 of 5 words of 'a blue square and nude' are too few
-    assert found.near == [] and found.leaked == [Pair("a blue square", "square blue a", 1.0)]
-    assert audit(prompts, near=0.6).near == [Pair("a blue square", "a blue square and a nude", 0.6)]
+    assert found.near == [] and found.leaked == [SimilarPair("a blue square", "square blue a", 1.0)]
+    assert audit(prompts, near=0.6).near == [SimilarPair("a blue square", "a blue square and a nude", 0.6)]
     assert [word for _, word in found.unsafe] == ["RED circle", "RED circle", "nude"]
     assert found.categories == {"one": 2, "two": 1} and found.missing == ["three"]
     (length,) = found.lengths
@@ -32,7 +32,7 @@ def test_every_fault_is_found_and_nothing_else():
 
 def test_a_leak_in_the_same_order_is_named_before_one_in_another():
     found = audit(listed("a cat left of a dog"), listed("a dog left of a cat", "A cat, left of a dog"))
-    assert found.leaked == [Pair("a cat left of a dog", "A cat, left of a dog", 1.0)]
+    assert found.leaked == [SimilarPair("a cat left of a dog", "A cat, left of a dog", 1.0)]
 
 
 def test_similarity_is_jaccards_index(monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rewards.text.model import CausalModel
-from rewards.text.tree import Node, Tree, TreeSearch, step_lines
+from rewards.text.tree import StepNode, StepTree, TreeSearch, step_lines
 from rewards.text.verifiers import ExactMatch
 
 DIGITS = r"(?<=\d)(?=\d)"
@@ -52,8 +52,10 @@ def test_what_cannot_be_solved_takes_all_iterations(model: CausalModel) -> None:
 
 
 def test_labels_are_kept_where_a_judge_agrees_and_weighed_with_a_tools_verdict() -> None:
-    good = Node(text="4", visits=4, total=1, children=[Node(text="42", ended=True, visits=2, total=1)])
-    tree = Tree(root=Node(text="", children=[good, Node(text="3", visits=2, total=0)]), iterations=1, right=["42"])
+    good = StepNode(text="4", visits=4, total=1, children=[StepNode(text="42", ended=True, visits=2, total=1)])
+    tree = StepTree(
+        root=StepNode(text="", children=[good, StepNode(text="3", visits=2, total=0)]), iterations=1, right=["42"]
+    )
     lines = step_lines(tree, "17+25=")
     assert [(line["completion"], line["value"], line["label"]) for line in lines] == [
         ("4", 0.25, True),

@@ -8,13 +8,13 @@ import pytest
 from scipy import stats
 
 from flowalign.data import Prompts
-from flowalign.data.selection.measured import Measured, Paired, Uncertain, Valued, Varied
+from flowalign.data.selection.measured import MeasuredSelection, Paired, Uncertain, Valued, Varied
 
 PROMPTS = Prompts([f"p{i}" for i in range(12)], [{} for _ in range(12)])
 RATES = [0.0, 1 / 8, 0.5, 7 / 8, 1.0, 0.25, 0.75, 0.5, 1.0, 0.0, 5 / 8, 3 / 8]
 
 
-def seen(selection: Measured) -> Measured:
+def seen(selection: MeasuredSelection) -> MeasuredSelection:
     selection.learn(range(12), PROMPTS, RATES, [0.0] * 12)
     selection.drawn = 12
     return selection
@@ -75,7 +75,7 @@ def test_hard_and_easy_prompts_come_in_pairs() -> None:
 
 
 @pytest.mark.parametrize("kind", [Uncertain, Valued, Varied, Paired])
-def test_what_was_measured_survives_a_checkpoint(kind: type[Measured]) -> None:
+def test_what_was_measured_survives_a_checkpoint(kind: type[MeasuredSelection]) -> None:
     selection = seen(kind())
     selection.picks(PROMPTS, 0, 4, 0)
     again = kind()
