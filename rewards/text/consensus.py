@@ -63,7 +63,7 @@ class Borda(Majority):
             raise ValueError("borda: power is 0 or more")
         self.reward: Reward = as_reward(reward)
         self.power = power
-        self.name = f"borda({self.reward.name})"  # type: ignore[misc]
+        self.name = f"borda({self.reward.name})"
         spec = spec_of(self.reward)
         self.spec = Spec(self.spec.needs | spec.needs, "group", deterministic=spec.deterministic)
 
@@ -79,7 +79,7 @@ class Borda(Majority):
             order = sorted(members, key=lambda i: -sure[i].item())
             for rank, i in enumerate(order):
                 if answers[i]:
-                    votes[answers[i]] += (len(members) - rank) ** self.power  # type: ignore[assignment]
+                    votes[answers[i]] += (len(members) - rank) ** self.power
             if votes:
                 winner = votes.most_common(1)[0][0]
                 value[members] = torch.tensor([float(answers[i] == winner) for i in members])
