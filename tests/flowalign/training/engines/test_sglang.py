@@ -255,17 +255,6 @@ def test_what_was_not_asked_for_ends_the_run_before_its_first_update(
     assert "\n" not in str(raised.value)
 
 
-def test_new_weights_that_a_server_ignores_end_the_run(served: Any, trainer: Trainer) -> None:
-    served.be(ignore="lora")
-    trainer.engine._greet(served.url)
-    weights = trainer.learner.parameters
-    with torch.no_grad():
-        for parameter in weights.values():
-            parameter.add_(0.01)
-    with pytest.raises(FlowalignError, match="ignores new weights: its checksum is that of earlier ones"):
-        trainer.experience()
-
-
 def test_a_server_with_another_model_ends_the_run(served: Any, trainer: Trainer) -> None:
     weights = next(p for name, p in trainer.policy.network.named_parameters() if "lora" not in name)
     with torch.no_grad():
@@ -278,6 +267,17 @@ def test_a_server_with_another_model_ends_the_run(served: Any, trainer: Trainer)
         with torch.no_grad():
             weights.div_(1.5)
     assert "\n" not in str(raised.value)
+
+
+def test_new_weights_that_a_server_ignores_end_the_run(served: Any, trainer: Trainer) -> None:
+    served.be(ignore="lora")
+    trainer.engine._greet(served.url)
+    weights = trainer.learner.parameters
+    with torch.no_grad():
+        for parameter in weights.values():
+            parameter.add_(0.01)
+    with pytest.raises(FlowalignError, match="ignores new weights: its checksum is that of earlier ones"):
+        trainer.experience()
 
 
 def test_a_file_of_its_samples_is_sound(served: Any, trainer: Trainer, tmp_path: Path) -> None:
