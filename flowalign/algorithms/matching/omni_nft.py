@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from flowalign.algorithms.matching.base import MatchingExperience, Points
-from flowalign.algorithms.matching.nft import NFT, NFTSettings
+from flowalign.algorithms.matching.negative_aware import NegativeAware, NegativeAwareSettings
 from flowalign.config import Config, Named
 from flowalign.core.record import Record
 from flowalign.errors import ConfigError, nearest
@@ -31,7 +31,7 @@ from flowalign.rollouts.processes import Processes
 from samplers import derive_seed
 
 
-class OmniNFTSettings(NFTSettings):
+class OmniNFTSettings(NegativeAwareSettings):
     advantage: Named = Named(name="per_reward", clip=5.0)
     pictures: list[str] = Field(min_length=1)
     """Rewards that teach the pictures alone; those that neither list names teach both."""
@@ -53,7 +53,7 @@ class OmniExperience(MatchingExperience):
         return None if self.scores is None else (self.scores.value, both)
 
 
-class OmniNFT(NFT):
+class OmniNFT(NegativeAware):
     """OmniNFT: pictures and sound of one network, each by its own advantage (arXiv 2605.12480)."""
 
     name = "omni_nft"
@@ -61,7 +61,7 @@ class OmniNFT(NFT):
     settings: OmniNFTSettings
     experience_type = OmniExperience
     # what a search or another process finds comes without its sound
-    combines = NFT.combines - {"search", "served", "workers", "replay"}
+    combines = NegativeAware.combines - {"search", "served", "workers", "replay"}
 
     def __init__(self, settings: OmniNFTSettings) -> None:
         super().__init__(settings)
