@@ -53,6 +53,8 @@ class Groups:
         self.dynamic = config.data.dynamic_sampling
         settings = config.data.replay
         self.replay = Replay(settings.groups, settings.age) if settings is not None else None
+        self.replayed_share = 0.0 if settings is None else settings.share
+        self.replayed_until = None if settings is None else settings.until
 
     def picks(self, iteration: int, count: int | None = None, round: int = 0) -> list[int]:
         """Numbers of the prompts of an iteration's groups, of all processes; of so many, default as configured."""
@@ -215,11 +217,14 @@ class RefilledDraw(Draw):
         """
         replay, iteration, branches = self.groups.replay, self.batch.iteration, self.groups.branches
         assert replay is not None
-        stored = replay.take(len(poor), iteration, self.groups.seed)
+        until = self.groups.replayed_until
+        places = self._places(poor, spread) if until is None or iteration < until else []
+        stored = replay.take(len(places), iteration, self.groups.seed)
         new = {slot: sampled for slot, sampled in self.current.items() if slot not in poor}
         fresh = [self._stored(*sampled, float(spread[slot])) for slot, sampled in new.items()]
         replay.put(self.processes.gather_objects(fresh))
-        filled, left = poor[: len(stored)], poor[len(stored) :]
+        filled = places[: len(stored)]
+        left = [slot for slot in poor if slot not in filled]
         self._report(filled, mean)
         for slot, group in zip(filled, stored, strict=True):
             if slot in self.current:
@@ -233,6 +238,12 @@ class RefilledDraw(Draw):
                 )
         self.metrics["groups/replayed"] = float(len(filled))
         return left
+
+    def _places(self, poor: list[int], spread: Tensor) -> list[int]:
+        """Slots for stored groups: those without a learning signal, then those with least spread up to the share."""
+        most = int(self.groups.replayed_share * len(spread))
+        others = [slot for slot in spread.argsort(stable=True).tolist() if slot not in poor]
+        return poor + others[: max(most - len(poor), 0)]
 
     def _stored(self, sampled: Sampled[Any, Any], number: int, spread: float) -> StoredGroup:
         """The groups of one prompt, in the form in which they are stored."""

@@ -24,3 +24,7 @@ class ReplaySettings(Section):
     """Largest number of stored groups."""
     age: int = Field(8, ge=1)
     """Iterations after which a group is deleted."""
+    share: float = Field(0.0, ge=0, lt=1)
+    """Share of an iteration's groups that are earlier ones, even where the new ones, which are stored, teach."""
+    until: int | None = Field(None, ge=1)
+    """Iteration from which on no earlier group is used."""
