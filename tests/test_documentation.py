@@ -74,7 +74,7 @@ ELSEWHERE = re.compile(
     r"|^train sd(15|3)/|^bench (?!tiny_sd3|runs/tiny)"
     r"|runs/(pairs|guided|heldout|started|sifted|listening|direct|few-)|rollout\.(workers|engine)"
     r"|\.yaml \S*think|tiny_vlm/judge|name=example-|runs/example-"
-    r"|sums_pairs|^pair-strengths|^prompts (sums|formulas|segments)"
+    r"|tiny_emu3/|sums_pairs|^pair-strengths|^prompts (sums|formulas|segments)"
     r"|tiny_lm/(text_outcome|gkd|text_ppo|hinted|self_distilled)"
     r"|^(power|probe|forecast|strength|soup|rewards|judge|verify-rollout|prompts audit) "
     r"|^league (?!\S*flow_grpo.yaml \S*(g2rpo|single_step).yaml --(budget|world))"
