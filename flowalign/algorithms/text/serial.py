@@ -28,11 +28,11 @@ from flowalign.rollouts.processes import Processes
 
 class SerialSettings(language.LanguageSettings):
     lead: str = "\n</think>\n\n"
-    """What ends a thought, and is put after a cut one."""
+    """Text that ends a thought, and is put after a cut one."""
     answer_tokens: int | None = Field(None, ge=1)
     """Largest length of an answer after a cut; default rollout.max_new_tokens."""
     decay: float = Field(2.0, ge=1)
-    """What a right answer earns less, as a factor, for each right one before it."""
+    """Factor by which a right answer earns less for each right one before it."""
     right: float = 0.5
     """Reward from which on a text is right."""
 

@@ -32,7 +32,7 @@ from flowalign.rollouts.processes import Processes
 
 class TokenDPOSettings(base.AlgorithmSettings):
     guide: Literal["model", "prompts"] = "prompts"
-    """What gives tokens their rewards: a model that DPO has trained, or two prompts."""
+    """Source of the tokens' rewards: a model that DPO has trained, or two prompts."""
     teacher: str | None = None
     """Folder or hub name of that model."""
     better: str = "{prompt}\n\n(Answer as well as you can.)\n"
