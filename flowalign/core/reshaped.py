@@ -106,7 +106,9 @@ def copo(record: Record, *, by: str = "frequency", middle: float = 0.5, sharpnes
 
 
 @declares(dense=True)
-def anchored(record: Record, *, anchor: Share = 0.1, first: Count = 5, eps: Positive = 1e-4) -> Tensor:
+def anchored(
+    record: Record, *, anchor: Share = 0.1, first: Count = 5, eps: Positive = 1e-4, unbiased: bool = False
+) -> Tensor:
     """VGPO's dual advantage (arXiv 2512.12387): w_t ((Q - mean_g) / (std_g + eps) + anchor Q), Q the value of a step.
 
     w_t is a group's mean Q at step t over its mean of all steps, so that a step weighs by what is at stake. The anchor
@@ -128,5 +130,5 @@ def anchored(record: Record, *, anchor: Share = 0.1, first: Count = 5, eps: Posi
     overall = masked_mean(mean, mask)[:, None]
     weight = torch.where(overall > 0, mean / overall, 1.0)
     early = torch.arange(mask.shape[1], device=mask.device) < first
-    relative = group_advantage(value, record.group, eps=eps, mask=mask)
+    relative = group_advantage(value, record.group, eps=eps, mask=mask, unbiased=unbiased)
     return (weight * (relative + anchor * value * early)).where(mask, 0)

@@ -271,6 +271,7 @@ def count(config: TextConfig, gpus: int = 1) -> TextPasses:
         small.training.group_size, small.training.micro_batch_size = training.group_size, training.group_size
         small.model.dtype, small.model.autocast, small.model.gradient_checkpointing = "float32", None, False
         policy = small_language_model(small, False, best_device())
+        small.training.old_log_prob = "replayed" if replays else None
         trainer = Trainer(small, policy, progress=False)
         drawn = forwards = learned = 0
         generate, at_tokens = policy.generate, policy.at_tokens
@@ -292,7 +293,6 @@ def count(config: TextConfig, gpus: int = 1) -> TextPasses:
             nonlocal learned
             learned += rows
 
-        small.training.old_log_prob = "replayed" if replays else None
         for part, method, own in (
             (policy, "generate", counted_generate),
             (policy, "at_tokens", counted_at_tokens),

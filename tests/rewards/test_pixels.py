@@ -15,6 +15,7 @@ from rewards.clip import CLIPImage, CLIPScore, GoalBaseline, LambdaHarmonic
 from rewards.compose import (
     Agreement,
     Gate,
+    JudgedBy,
     MeanMinusSpread,
     Normalized,
     Product,
@@ -25,6 +26,7 @@ from rewards.compose import (
 )
 from rewards.frames import PerFrame
 from rewards.judges import JudgeReward, Local
+from rewards.learned_sum import LearnedSum
 from rewards.references import BoundedCentred, LogSigmoidSum
 from rewards.routed import Routed
 from rewards.shapes import draw, parse
@@ -54,6 +56,8 @@ MADE: dict[str, Callable[[], object]] = {
     "routed": lambda: Routed("task", {}, otherwise=TinyCLIP()),
     "gate": lambda: Gate(ShapesMass(), TinyCLIP(), threshold=0.0),
     "rescaled": lambda: Rescaled(TinyCLIP(), 0, 40),
+    "judged_by": lambda: JudgedBy(TinyCLIP(), "means"),
+    "learned_sum": lambda: LearnedSum(TinyCLIP(), [ShapesMass()]),
     "scheduled": lambda: ScheduledSum([TinyCLIP(), ShapesMass()], [[(0, 1)], [(0, 3)]]),
 }
 """small ones of each name; per_frame takes videos and has a test below"""
@@ -92,7 +96,8 @@ def drawn(prompts: list[str]) -> Tensor:
 @pytest.mark.parametrize("name", MADE)
 def test_pixels_are_worth_their_picture(name: str) -> None:
     references = [Image.fromarray(draw(parse(text), np.random.default_rng(1))) for text in PROMPTS]
-    check_pixels(MADE[name](), drawn(PROMPTS), PROMPTS, [{"reference": picture} for picture in references])
+    metadata = [{"reference": picture, "means": PROMPTS[0]} for picture in references]
+    check_pixels(MADE[name](), drawn(PROMPTS), PROMPTS, metadata)
 
 
 def test_videos_are_worth_their_frames() -> None:

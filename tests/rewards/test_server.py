@@ -99,7 +99,7 @@ def test_same_scores_as_in_process(url, settings):
 
 
 def test_spec_comes_from_the_server(url):
-    assert RemoteReward(url).spec == Spec()
+    assert RemoteReward(url).spec == Spec(off_device=True)
 
 
 def test_metrics_and_version(url):

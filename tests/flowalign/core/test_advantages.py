@@ -371,8 +371,10 @@ def test_every_division_by_a_spread_says_which(name: str) -> None:
     mask = torch.ones(6, 4, dtype=torch.bool)
     more = {"state": torch.zeros(6, 4, dtype=torch.long), "influence": torch.rand(6, 4), "reference": torch.zeros(6, 4)}
     given = record([1.0, 0.2, 0, 0.7, 0, 1], [0, 0, 0, 1, 1, 1], mask=mask, **more)
+    # published without a division
+    scale = {"scale": "group"} if name == "semi_online" else {}
     made = [
-        advantages.ADVANTAGES[name](given, **changed)
+        advantages.ADVANTAGES[name](given, **scale, **changed)
         for changed in ({}, {"eps": 0.5}, {"unbiased": True}, {"unbiased": False})
     ]
     assert not torch.allclose(made[0], made[1]) and not torch.allclose(made[2], made[3])

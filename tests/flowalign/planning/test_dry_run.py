@@ -48,7 +48,7 @@ def test_a_recipe_runs_dry(name: str) -> None:
     assert report.trained > 0 and 0 < report.parameters < 5e6
     assert min(report.seconds.values()) > 0 and report.peak_memory > 1e7
     # a method that learns from lines of texts has one of them
-    assert report.samples >= (1 if "text_" in name or name.endswith("gkd") else 2)
+    assert report.samples >= (1 if "text_" in name or name.endswith(("gkd", "token_dpo")) else 2)
 
 
 def test_a_recipe_that_learns_from_files_runs_dry_and_samples_nothing(

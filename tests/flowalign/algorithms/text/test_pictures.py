@@ -49,7 +49,7 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_what_a_method_learns_from_has_seen_the_pictures(name: str, questions: Path, tmp_path: Path) -> None:
-    lines = name in ("text_sft", "text_dpo", "text_kto", "text_outcome", "gkd")
+    lines = name in ("text_sft", "text_dpo", "text_kto", "text_outcome", "gkd", "token_dpo")
     members = 1 if lines else 4
     teacher = [f"algorithm.teacher={VLM}"] if name in ("kdrl", "g_opd", "gkd") else []
     run = small_run(
