@@ -12,6 +12,7 @@ import json
 import queue
 import threading
 import time
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ class Texts:
         self.name, self.kind, self.fault = name, kind, fault
         self.adapters: dict[str, str] = {}
         self.version = "default"
-        self.asked = 0
+        self.asked, self.times = 0, Counter[int]()
         self.changes = threading.RLock()
         self.waiting: queue.Queue[tuple[dict[str, Any], queue.Queue[Any]]] = queue.Queue()
         threading.Thread(target=self._draw_all, daemon=True).start()
@@ -72,7 +73,9 @@ class Texts:
         )
         seeds = [request["seed"] for request in requests]
         if self.fault == "seed":
-            seeds = [int(torch.randint(2**31, ())) for _ in seeds]
+            # another draw whenever one is asked for again, whichever thread comes first
+            self.times.update(seeds)
+            seeds = [(seed + 12345 * self.times[seed]) % 2**31 for seed in seeds]
         if self.fault == "greedy":
             seeds = [0 for _ in seeds]
         rows = [request["prompt"] for request in requests]
