@@ -8,6 +8,8 @@ tokens, with the same advantage. Both networks move in every update.
 The paper's own settings: no guidance in rollouts, and in the place of the KL the mean squared difference of the
 velocity from the start weights' (`divergence: velocity_mse`). Both are defaults of the recipe, not forced.
 
+The writer's forwards are not in the count of forwards, which is the generator's.
+
 Departures: the paper's two experts share one network's attention (BAGEL), here the writer is any causal language
 model and the generator any pipeline, joined by the text; the paper's text was read from its abstract and
 accounts of it, and no code was published.
@@ -80,6 +82,15 @@ class UniGRPO(TrajectoryAlgorithm):
     samples_otherwise = True
     writer: LanguagePolicy
 
+    def __init__(self, settings: UniGRPOSettings) -> None:
+        super().__init__(settings)
+        self.text_loss_of = settings.text_loss.part("losses", "algorithm.text_loss")
+        if getattr(self.text_loss_of, "looks_at", "action") == "group":
+            raise ConfigError(
+                f"algorithm.text_loss: '{settings.text_loss.name}' looks at a whole group at once, and texts are shown "
+                "with single steps; ppo works"
+            )
+
     def check(self, config: Config) -> None:
         super().check(config)
         if config.rollout.share_start_noise:
@@ -127,7 +138,9 @@ class UniGRPO(TrajectoryAlgorithm):
         mask = experience.rollout.mask[samples]
         first = (steps == mask.int().argmax(1)).nonzero()[:, 0]
         if not len(first):
-            return loss, values
+            # every process has a gradient of the writer, so that collective operations match
+            none = sum(parameter.sum() for parameter in self.writer.trainable().values())
+            return loss + 0 * none, values | {"text/ratio": torch.zeros_like(loss)}
         count = mask[first].sum(1)
         text, ratio = self.text_losses(experience, samples[first], steps[first])
         values["text/ratio"] = torch.zeros_like(loss).index_put((first,), count * ratio.detach())
@@ -147,6 +160,6 @@ class UniGRPO(TrajectoryAlgorithm):
             group=experience.group[samples],
             reward=experience.reward[samples],
         )
-        loss_of = self.settings.text_loss.part("losses", "algorithm.text_loss")
-        loss, _ = checked_loss(f"algorithm.text_loss: '{self.settings.text_loss.name}'", loss_of(tokens), mask.shape)
+        source = f"algorithm.text_loss: '{self.settings.text_loss.name}'"
+        loss, _ = checked_loss(source, self.text_loss_of(tokens), mask.shape)
         return masked_mean(loss, mask), masked_mean(tokens.ratio, mask)

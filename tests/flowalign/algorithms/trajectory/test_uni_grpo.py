@@ -11,7 +11,12 @@ from flowalign.rollouts.draw import Draw
 from flowalign.training import Trainer
 from tests.flowalign.small_run import small_run
 
-SMALL = ["training.prompts_per_iteration=2", "training.group_size=4", "rollout.steps=2", "rollout.sigmas=[1.0, 0.5]"]
+SMALL = [
+    "training.prompts_per_iteration=2",
+    "training.group_size=4",
+    "rollout.steps=3",
+    "rollout.sigmas=[1.0, 0.7, 0.4]",
+]
 SMALL += ["rollout.plan={name: all}", "algorithm.kl_weight=0", "training.previews=0", "evaluation.steps=2"]
 
 
@@ -26,9 +31,14 @@ def test_the_texts_gradient_is_that_of_grpo_on_the_pictures_rewards(tmp_path: Pa
     writer, written = run.algorithm.writer, experience.rollout.written
     texts = writer.decode(written)
     assert experience.rollout.prompts == batch.prompts and len(set(texts)) > 1
+    # the last step has no noise
+    assert set(experience.items[:, 1].tolist()) == {0, 1}
     loss, _ = run.algorithm.losses(run.policy, experience, experience.items)
     parameters = dict(writer.network.named_parameters())
     gradient = torch.autograd.grad(loss.mean(), list(parameters.values()))
+    # a micro-batch without first steps has a gradient of the writer too, of 0: other processes wait for it
+    later, _ = run.algorithm.losses(run.policy, experience, experience.items[experience.items[:, 1] == 1])
+    assert not any(each.any() for each in torch.autograd.grad(later.sum(), list(parameters.values())))
 
     total = torch.zeros(())
     for row, text in enumerate(texts):
@@ -68,6 +78,8 @@ def test_both_networks_move_and_a_run_that_is_loaded_writes_as_it_learned(tmp_pa
         ("algorithm.step_fraction=0.5", "step_fraction"),
         ("algorithm.writer.shown=plain", "has no {text}"),
         ("rollout.overlap=2", "overlap"),
+        ("algorithm.text_loss=reg_grpo", "looks at a whole group"),
+        ("algorithm.text_loss=no_such", "algorithm.text_loss"),
     ],
 )
 def test_what_cannot_work_is_refused(change: str, says: str, tmp_path: Path) -> None:
