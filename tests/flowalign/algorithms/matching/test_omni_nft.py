@@ -86,6 +86,10 @@ def test_it_trains_pictures_and_sound_each_by_its_own(tmp_path: Path) -> None:
     run = small_run("tiny_sd3/nft", tmp_path, *own, policy=policy)
     experience = run.collect(Draw(run.sampler, run.scorer, run.groups.draw(0).batch))
     assert experience.sound_advantage.abs().min() > 0 and experience.advantage.abs().min() > 0
+    # of the two members of a group each advantage is above 0 for the one whose pictures, or whose sound, scored more
+    scored = [value.view(2, 2) for name, value in experience.scores.parts.items() if "/" not in name]
+    for value, advantage in zip(scored, (experience.advantage, experience.sound_advantage), strict=True):
+        assert ((value - value.mean(1, keepdim=True)).sign() == advantage.view(2, 2).sign()).all()
     both = run.algorithm.both(run.policy, experience, experience.items[:2])
     pictures, sounds = both["pictures"].noised, both["sound"].noised
     assert pictures.sigma.equal(sounds.sigma)

@@ -209,9 +209,18 @@ def test_didrs_teacher_walks_down_and_its_gradient_flows_back(tmp_path: Path) ->
             ends.append(experience.value(policy, x, noised.samples))
     torch.testing.assert_close((ends[0] - ends[1]) / 0.1, gradient.flatten(1).norm(dim=1), rtol=0.1, atol=0)
     assert all(parameter.grad is None for parameter in run.learner.parameters.values())
-    # the generator's x0 is drawn to the teacher's and the shift
-    _, values = algorithm.losses(policy, experience, rows)
+    # the generator's x0 is drawn along the teacher's and the shift, away from the fake's
+    loss, values = algorithm.losses(policy, experience, rows)
     assert values["didr/tilt"].min() > 0
+    state = experience.states(rows)
+    with torch.no_grad():
+        x0 = state.clean(policy.velocity_of(experience.generator, state).float())
+        noised = algorithm.diffused(experience, rows, state, x0)
+        fake, teacher = algorithm.asked(policy, experience, noised)
+    along = teacher + algorithm.tilt(policy, experience, noised, index)[1] - fake
+    assert (along - (teacher - fake)).flatten(1).norm(dim=1).min() > 0 and not torch.equal(teacher, fake)
+    expected = along.square().flatten(1).mean(1) / (x0 - teacher).abs().flatten(1).mean(1)
+    torch.testing.assert_close(loss.detach(), expected)
     with pytest.raises(ConfigError, match="the teacher walks down from levels between 0 and 1"):
         load(recipe("tiny_sd3/didr"), ["algorithm.levels={name: schedule, count: 1}"]).check(processes=1)
 
