@@ -124,7 +124,10 @@ class UniGRPO(TrajectoryAlgorithm):
     def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> ActionExperience:
         experience = super().experience(sampled, record, processes)
         written = experience.rollout.written
-        of_texts = {"text/tokens": written.mask.sum(1).float(), "text/entropy": masked_mean(written.entropy, written.mask)}
+        of_texts = {
+            "text/tokens": written.mask.sum(1).float(),
+            "text/entropy": masked_mean(written.entropy, written.mask),
+        }
         experience.metrics |= {name: processes.gather(each).mean().item() for name, each in of_texts.items()}
         return experience
 
