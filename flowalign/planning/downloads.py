@@ -63,6 +63,7 @@ def downloads(config: BaseConfig) -> list[Download]:
     needed.append(_repository("model.lora.path", None if model.lora is None else model.lora.path, "network"))
     learned = config.algorithm.settings
     needed.append(_repository("algorithm.teacher", learned.get("teacher"), "network"))
+    needed.append(_repository("algorithm.writer.path", learned.get("writer", {}).get("path"), "network"))
     taught = [("algorithm.teachers", teacher) for teacher in learned.get("teachers", [])]
     for key, network in [*taught, ("algorithm.anchor", learned.get("anchor") or {})]:
         needed.append(_repository(key, network.get("path"), "pipeline"))

@@ -37,6 +37,8 @@ from rewards import Scores, Spec
 
 TINY_TOKENS = 16
 """Tokens that a tiny language model is asked for, at most."""
+WRITER = "tiny_rewriter"
+"""Shipped language model in the place of one that writes prompts."""
 MEMBERS = 8
 """Samples of a group by a tiny model, at most."""
 STAND_IN = "flowalign.planning.dry_run:StandIn"
@@ -230,6 +232,9 @@ def small_config(config: BaseConfig, folder: str, full: bool) -> BaseConfig:
     for role, settings in small.algorithm.settings.items():
         if isinstance(settings, dict) and "alone" in settings:
             _replace(small, role, settings | {"alone": 0})
+    writer = small.algorithm.settings.get("writer")
+    if writer is not None:
+        _replace(small, "writer", writer | {"path": WRITER, "chat": False, "system": None, "max_new_tokens": 4})
     # settings that name single rewards of the recipe, which are not there
     _replace(small, "kl_gate", None)
     if "by" in small.algorithm.settings.get("advantage", {}):

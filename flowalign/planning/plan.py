@@ -419,6 +419,8 @@ def _plan(
         waiting = samples // config.rows(gpus) * costs.trajectory / GIB
         place = "in the host's memory" if config.rollout.store == "host" else "in files"
         notes = [*notes, f"rollout.store: {waiting:.1f} GiB of trajectories of each process are {place}"]
+    if "writer" in config.algorithm.settings:
+        notes = [*notes, "algorithm.writer: the memory and the time of the language model are not counted"]
     usable = card.usable
     memory = memory_of(config, costs, gpus)
     fixed = {phase: sum(v for name, v in sizes.items() if name != "activations") for phase, sizes in memory.items()}

@@ -67,6 +67,7 @@ def test_teachers_are_named(cache: Path) -> None:
     teachers = [("owner/teacher", "pipeline"), ("owner/its-lora", "network")]
     assert named("tiny_sd3/opd", several) == teachers
     assert named("tiny_lm/kdrl", "algorithm.teacher=owner/teacher") == [("owner/teacher", "network")]
+    assert named("tiny_sd3/uni_grpo", "algorithm.writer.path=owner/writer") == [("owner/writer", "network")]
 
 
 def test_rewards_name_their_weights_their_base_and_their_pipeline(cache: Path) -> None:

@@ -37,7 +37,7 @@ ALIKE = ("tiny_sd3/draft_mass", "tiny_sd3/pisces")
 TRIED = [name for name in RECIPES if name.startswith("tiny_sd3/") or name.endswith("/flow_grpo") or name in DDPM]
 TRIED = [name for name in TRIED if name not in ALIKE]
 # whose rewards, start noise and teacher a dry run replaces
-TRIED += [*(name for name in TEXTS if name not in LIKE_TINY), "sd3/gardo", "flux/hypernoise", "sd3/opd"]
+TRIED += [*(name for name in TEXTS if name not in LIKE_TINY), "sd3/gardo", "flux/hypernoise", "sd3/opd", "sd3/uni_grpo"]
 
 
 @pytest.mark.parametrize("name", TRIED)
