@@ -262,6 +262,12 @@ def small_policy(small: Config, full: bool, device: torch.device) -> DiffusersPo
         (reward,) = small.rewards
         framed = {"name": "per_frame", "reward": {"name": reward.name, **reward.settings}, "frames": 2}
         small.rewards = [Weighted.model_validate(framed)]
+        if "sound" in small.algorithm.settings:
+            # a modality is taught by rewards that its settings name
+            other = {"name": "rescaled", "reward": framed, "low": 0.0, "high": 1.0}
+            small.rewards.append(Weighted.model_validate(other))
+            _replace(small, "pictures", ["per_frame"])
+            _replace(small, "sound", ["rescaled"])
     dtype = getattr(torch, small.model.dtype)
     if full:
         pipeline = random_pipeline(small.model.path, dtype, device)

@@ -38,12 +38,15 @@ TRIED = [name for name in RECIPES if name.startswith("tiny_sd3/") or name.endswi
 TRIED = [name for name in TRIED if name not in ALIKE]
 # whose rewards, start noise and teacher a dry run replaces
 TRIED += [*(name for name in TEXTS if name not in LIKE_TINY), "sd3/gardo", "flux/hypernoise", "sd3/opd", "sd3/uni_grpo"]
+# rewards of two modalities, by their names
+TRIED += ["ltx2/omni_nft"]
 
 
 @pytest.mark.parametrize("name", TRIED)
 def test_a_recipe_runs_dry(name: str) -> None:
     # as many steps alike; they are learned from in a few updates
     fewer = ["rollout.steps=8", "training.updates_per_iteration=4"] if name in DDPM else []
+    fewer += ["rollout.steps=3"] if name == "ltx2/omni_nft" else []
     report = dry_run(load(recipe(name), fewer))
     assert report.trained > 0 and 0 < report.parameters < 5e6
     assert min(report.seconds.values()) > 0 and report.peak_memory > 1e7
