@@ -31,7 +31,8 @@ def parse(section: type[BaseModel], values: object, where: str = "") -> Any:
             known = _fields(section, [p for p in first["loc"][:-1] if isinstance(p, str)])
             moved = getattr(section, "moved", {}).get(key)
             elsewhere = [place for place in _places(section, key) if place != path]
-            near = nearest(key, known) if not elsewhere else f"did you mean {' or '.join(elsewhere)}?"
+            named = [place if "." in place else f"{place}, at the top level" for place in elsewhere]
+            near = nearest(key, known) if not elsewhere else f"did you mean {' or '.join(named)}?"
             hint = f"it stands in {moved}" if moved else near
             raise ConfigError(f"{path}: unknown key '{key}'; {hint}") from error
         if first["type"] == "missing":

@@ -85,6 +85,7 @@ def test_recipes_go_by_name(capsys: pytest.CaptureFixture[str]) -> None:
         ("learning_rate=1", "did you mean training.optimizer.learning_rate?"),
         ("rollout.learning_rate=1", "did you mean training.optimizer.learning_rate?"),
         ("guidance=2", "did you mean rollout.guidance or evaluation.guidance?"),
+        ("training.output=runs", "did you mean output, at the top level?"),
         ("training.stepz=3", "unknown key 'stepz'"),
         ("rewards.3.weight=1", "'3' is no entry of a list of 1; count from 0"),
         ("rewards.first.weight=1", "'first' is no entry of a list of 1"),
