@@ -152,20 +152,28 @@ def cispo(actions: Actions, *, clip_range: Positive | None = None, clip_range_hi
 
 
 @declares("group")
-def reg_grpo(actions: Actions, *, scale: Positive = 1.0) -> Losses:
+def reg_grpo(actions: Actions, *, scale: Positive | None = None, eps: Positive = 1e-4) -> Losses:
     """Reg-GRPO (arXiv 2506.07464): regress the advantage from the row's log-ratio, without clip or minimum.
 
-    The prediction is scale * (rho - mean_g rho), rho = log pi / pi_old of the row: what the closed form of the
-    KL-regularised optimum says of a reward that is centred in its group. One loss a row, on each of its actions.
+    The prediction is (rho - mean_g rho) / std_g rho, rho = log pi / pi_old of the row: what the closed form of the
+    KL-regularised optimum says of a reward that is normalised in its group. One loss a row, on each of its actions.
+    With normalised advantages the mean loss of a group is 2 (1 - their correlation with rho). After accounts of the
+    paper; its text and code were not at hand.
 
-    Departure, from what summaries of the paper say (its text was not at hand): there the prediction is normalised in
-    the group; here it is centred and `scale` takes the place of the division by rho's standard deviation, which is 0 on
-    the weights that sampled.
+    Args:
+        scale: factor of rho - mean_g rho in the place of the division; the loss then has a size that other terms can
+            be weighed against, on the weights that sampled too, where all rho are 0.
+        eps: added to the deviation in squares: std^2 + eps^2, which has a gradient where the deviation is 0.
     """
     rho = masked_sum(actions.log_prob - actions.old_log_prob, actions.mask)
-    mean, _ = group_mean_std(rho, actions.group)
+    centred = rho - group_mean_std(rho, actions.group)[0]
+    if scale is None:
+        variance, _ = group_mean_std(centred**2, actions.group)
+        predicted = centred * (variance + eps**2).rsqrt()
+    else:
+        predicted = scale * centred
     target = masked_mean(actions.advantage, actions.mask)
-    return ((target - scale * (rho - mean)) ** 2)[:, None].expand_as(actions.log_prob), {}
+    return ((target - predicted) ** 2)[:, None].expand_as(actions.log_prob), {}
 
 
 @declares("group")

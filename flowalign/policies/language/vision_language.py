@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from PIL.Image import Image
+from PIL.Image import Image, fromarray
 from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedModel, ProcessorMixin
 
@@ -74,10 +75,14 @@ class VisionLanguagePolicy(LanguagePolicy):
         return [token for token in named if token is not None]
 
     def pictures(self, metadata: Sequence[Mapping[str, Any]]) -> list[list[Image]]:
-        """The pictures under 'image' in each prompt's metadata: one or a list, as pictures or files."""
+        """The pictures under 'image' in each prompt's metadata: one or a list, as pictures or files.
+
+        'image_noise' is the standard deviation of noise on them, where pixels lie in [0, 1]; it is the same each time.
+        """
         shown = [record.get("image", []) for record in metadata]
         rows = [images if isinstance(images, list | tuple) else [images] for images in shown]
-        return [[_opened(image) for image in images] for images in rows]
+        noises = [float(record.get("image_noise", 0)) for record in metadata]
+        return [[_noisy(_opened(each), noise) for each in images] for images, noise in zip(rows, noises, strict=True)]
 
     def prompt_inputs(self, prompts: Sequence[str], pictures: Sequence[Sequence[Image]], room: int) -> dict[str, Any]:
         pictures = pictures or [[] for _ in prompts]
@@ -170,6 +175,15 @@ class PicturedModel(CausalModel):
         # rows end together
         width = inputs["input_ids"].shape[1]
         return inputs, [width - len(text) for text in texts]
+
+
+def _noisy(image: Image, noise: float) -> Image:
+    """A picture with Gaussian noise on its pixels, cut off at black and white."""
+    if noise == 0:
+        return image
+    pixels = np.asarray(image, dtype=np.float64) / 255
+    moved = pixels + noise * np.random.default_rng(0).standard_normal(pixels.shape)
+    return fromarray((255 * moved.clip(0, 1)).round().astype(np.uint8))
 
 
 def _opened(image: Image | str | Path) -> Image:

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -220,12 +221,24 @@ def test_reg_grpo_is_a_regression_of_the_advantage() -> None:
     torch.testing.assert_close(losses.reg_grpo(actions, scale=2.0)[0], expected[:, None].expand(6, 4))
 
 
-def test_reg_grpo_starts_along_the_policy_gradient() -> None:
+def test_reg_grpo_is_the_correlation_of_advantages_and_log_ratios() -> None:
+    """Of a group whose advantages have mean 0 and deviation 1 the mean loss is 2 (1 - r), r as numpy has it."""
+    actions = scored()
+    parts = [(part - part.mean()) / part.std(unbiased=False) for part in actions.advantage[:, 0].split(3)]
+    actions.advantage = torch.cat(parts)[:, None].expand(6, 4)
+    made = losses.reg_grpo(actions, eps=1e-6)[0][:, 0].split(3)
+    for loss, advantage, rho in zip(made, parts, literal_rho(actions).detach().split(3), strict=True):
+        r = np.corrcoef(advantage, rho)[0, 1]
+        assert loss.mean().item() == pytest.approx(2 * (1 - r), abs=1e-5)
+
+
+@pytest.mark.parametrize(("settings", "factor"), [({"scale": 3.0}, 3.0), ({"eps": 0.5}, 2.0)])
+def test_reg_grpo_starts_along_the_policy_gradient(settings: dict[str, float], factor: float) -> None:
     actions = scored(on_policy=True)
     actions.advantage = torch.tensor([1.0, 0.5, -1.5, 0.2, 0.4, -0.6])[:, None].expand(6, 4)
-    aggregated(losses.reg_grpo(actions)[0], MASK, "sequence").backward()
+    aggregated(losses.reg_grpo(actions, **settings)[0], MASK, "sequence").backward()
     # the advantages of a group add up to 0, so centring changes nothing
-    torch.testing.assert_close(actions.log_prob.grad, -2 * actions.advantage * MASK / 6)
+    torch.testing.assert_close(actions.log_prob.grad, -2 * factor * actions.advantage * MASK / 6)
 
 
 def test_pacs_is_the_cross_entropy_of_leave_one_out_scores() -> None:
