@@ -158,6 +158,9 @@ class Watch(Section):
     if the run reaches its last iteration (RPO, arXiv 2407.12164)."""
     keep_best: bool = False
     """Whether the result has the weights of the evaluation with the best reward; the run goes on to its end."""
+    best_by: str = "reward"
+    """Mean by which an evaluation is the best for `keep_best` and `early_stop`: the evaluated reward's, or that of one
+    of the panel, such as panel/critical_entropy."""
 
     @property
     def returns_best(self) -> bool:

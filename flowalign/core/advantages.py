@@ -26,7 +26,7 @@ from flowalign.core.groups import (
     returns_of,
 )
 from flowalign.core.record import Record
-from flowalign.core.reshaped import anchored, confident_late, copo, filtered, three_sigma
+from flowalign.core.reshaped import anchored, confident_late, copo, filtered, three_sigma, value_smoothed
 from flowalign.core.several_rewards import bnpo, diverse, gdpo, per_reward
 from flowalign.core.sharpened import asymmetric, hidden_reward, novel, process_kl
 from flowalign.core.token_advantages import gae, gigpo, optimal_token_baseline, process, process_returns, semi_online
@@ -209,6 +209,7 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     "gae": gae,
     "filtered": filtered,
     "three_sigma": three_sigma,
+    "value_smoothed": value_smoothed,
     "confident_late": confident_late,
     "copo": copo,
     "anchored": anchored,

@@ -80,6 +80,31 @@ def confident_late(
     return ((advantage * (1 - perplexity * z))[:, None] + advantage.sign()[:, None] * bonus).where(mask, 0)
 
 
+def value_smoothed(
+    record: Record,
+    *,
+    hard: Share = 0.5,
+    low: Share = 0.5,
+    high: Positive = 1.5,
+    eps: Positive = 1e-4,
+    unbiased: bool = True,
+) -> Tensor:
+    """GRPO's advantages, each group's times its value over the mean value, within [low, high] (VSPO's smoothing clip,
+    after the abstract of arXiv 2512.07478, which has no formula).
+
+    The value of a group is 4 p (1 - p) + hard (1 - p) of its mean reward p in [0, 1], as of the selection `valued`,
+    which draws valuable prompts again. Groups without spread, whose advantages are 0, are not in the mean.
+    """
+    advantage = group_advantage(record.reward, record.group, eps=eps, unbiased=unbiased)
+    rate, spread = group_mean_std(record.reward, record.group)
+    value = 4 * rate * (1 - rate) + hard * (1 - rate)
+    teaching = first_rows(record.group)[1]
+    teaching = teaching[spread[teaching] > 0]
+    if not len(teaching):
+        return advantage
+    return advantage * (value / value[teaching].mean().clamp(min=eps)).clamp(low, high)
+
+
 @declares("rewards")
 def copo(record: Record, *, by: str = "frequency", middle: float = 0.5, sharpness: float = 1.0) -> Tensor:
     """COPO (arXiv 2508.04138, and the authors' code): where a group agrees, groups are compared with one another.

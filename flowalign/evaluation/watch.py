@@ -197,7 +197,7 @@ def diagnose(records: Sequence[Mapping[str, Any]], rule: Watch) -> WatchVerdict:
     An evaluation looks hacked when at least `rule.share` of the panel's rewards are each below their best earlier
     evaluation, while the reward (trained or evaluated) is above its value there, both by more than
     `rule.deviations` standard errors of the difference. `rule.patience` of them in a row are called hacked. With
-    `rule.early_stop` the verdict also says when the evaluated reward has stopped rising. `signs` alone make an
+    `rule.early_stop` the verdict also says when the evaluated reward, or what `rule.best_by` names, has stopped rising. `signs` alone make an
     evaluation suspect, never hacked: they say that pictures changed, not that they are worse.
 
     Args:
@@ -209,7 +209,7 @@ def diagnose(records: Sequence[Mapping[str, Any]], rule: Watch) -> WatchVerdict:
     streak = next((i for i, bad in enumerate(reversed(looks)) if not bad), len(looks))
     last = max(len(records) - 1 - streak, 0)
     if rule.returns_best:
-        last = max(range(last + 1), key=lambda i: records[i]["reward"]["mean"])
+        last = max(range(last + 1), key=lambda i: _mean_of(records[i], rule.best_by))
     last_good = records[last]["iteration"]
     if not streak and rule.early_stop is not None and len(records) - 1 - last >= rule.early_stop:
         message = f"no evaluation since the one at iteration {last_good} scored higher"
@@ -225,6 +225,11 @@ def diagnose(records: Sequence[Mapping[str, Any]], rule: Watch) -> WatchVerdict:
         f"evaluation{'s' if streak > 1 else ''}; the last good one was at iteration {last_good}"
     )
     return WatchVerdict("hacked" if streak >= rule.patience else "suspect", message, last_good)
+
+
+def _mean_of(entry: Mapping[str, Any], name: str) -> float:
+    """Mean of an evaluation's reward or of one of its panel's; -infinity where it was not measured then."""
+    return float(entry[name]["mean"]) if name in entry else -math.inf
 
 
 def signs(records: Sequence[Mapping[str, Any]]) -> list[str]:

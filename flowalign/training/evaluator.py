@@ -12,6 +12,7 @@ from flowalign.algorithms.base import Algorithm
 from flowalign.config.rewards import build_reward, build_rewards
 from flowalign.config.sections import Watch
 from flowalign.data import Prompts
+from flowalign.errors import ConfigError, nearest
 from flowalign.evaluation.comparison import Comparison
 from flowalign.evaluation.scores import Evaluated, evaluate, judges, scores_of
 from flowalign.evaluation.statistics import estimate
@@ -74,6 +75,9 @@ class Evaluator:
         self.reward: Reward = build_reward(named, "evaluation.rewards") if named else scorer.reward
         watchers = build_rewards(self.settings.panel, "evaluation.panel")
         self.panel = Panel(self.reward, watchers, scorer.reward, folder, self.processes.row, self.processes.rows)
+        best_by, known = self.settings.watch.best_by, ["reward", *self.panel.others]
+        if best_by not in known:
+            raise ConfigError(f"evaluation.watch.best_by: '{best_by}' is not measured; {nearest(best_by, known)}")
         sampler.policy.bind(self.panel)
         self.verdict = NOTHING_SEEN
         self.lines = MetricsFile(folder / "evaluations.jsonl")

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -270,6 +271,65 @@ def in_order(text: str, words: Sequence[str]) -> int:
             else:
                 end[number] = min(end[number], reached)
     return len(end) - 1
+
+
+class Bleu:
+    """BLEU of a text and a short reference, of n-grams no longer than the reference (length-aware, after the abstract
+    of PRS, arXiv 2512.07478), in [0, 1].
+
+    The n-grams go up to `ngram` words or the reference's length, so that an answer of one word can be right; from two
+    words on counts are raised by one (Lin and Och's smoothing). A text that is too short is punished as in BLEU, one
+    that is too long by its precision. The paper's stages are `gate`: format first.
+
+    Args:
+        key: key of the reference in the metadata.
+        pattern: a regular expression whose first group is the text's answer, its last match counting; a text without
+            a match gets 0. Default: the whole text.
+        ngram: longest n-gram.
+        ignore_case: "Paris" is "paris".
+    """
+
+    name = "bleu"
+    spec = Spec(_NEEDS)
+
+    def __init__(
+        self, key: str = "answer", pattern: str | None = None, ngram: int = 4, ignore_case: bool = True
+    ) -> None:
+        if ngram < 1:
+            raise ValueError("bleu: ngram at least 1")
+        self.key, self.ngram, self.same = key, ngram, str.lower if ignore_case else str
+        self.pattern = None if pattern is None else re.compile(pattern, re.DOTALL)
+
+    def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        references = answers(self.name, prompts, metadata, self.key)
+        value = []
+        for text, reference in zip(samples, references, strict=True):
+            found = [text] if self.pattern is None else self.pattern.findall(text)[-1:]
+            given = WORD.findall(self.same("".join(found)))
+            value.append(bleu(given, WORD.findall(self.same(reference)), self.ngram))
+        return Scores(torch.tensor(value))
+
+
+WORD = re.compile(r"\w+|[^\w\s]")
+
+
+def bleu(text: Sequence[str], reference: Sequence[str], ngram: int = 4) -> float:
+    """Sentence BLEU of words, of n-grams no longer than the reference; 0 where they share no word."""
+    longest = min(ngram, len(reference))
+    if not text or not longest:
+        return 0.0
+    logarithms = []
+    for size in range(1, longest + 1):
+        grams, right = (
+            Counter(tuple(words[i : i + size]) for i in range(len(words) - size + 1)) for words in (text, reference)
+        )
+        shared, count = (grams & right).total(), max(1, grams.total())
+        if size == 1 and not shared:
+            return 0.0
+        more = int(size > 1)
+        logarithms.append(math.log((shared + more) / (count + more)))
+    brevity = min(0.0, 1 - len(reference) / len(text))
+    return math.exp(brevity + sum(logarithms) / longest)
 
 
 class Assignment:

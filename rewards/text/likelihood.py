@@ -1,6 +1,7 @@
 """Rewards from how probable a language model finds a text, or the right answer after it."""
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import torch
@@ -114,3 +115,43 @@ class SelfCertainty(AsksModel):
             for log_probs, _ in model.distributions(contexts, texts)
         ]
         return Scores(torch.cat(values))
+
+
+class CriticalEntropy(AsksModel):
+    """Mean entropy, in nats, of the tokens with which a text's critical words begin, such as "wait": how open it was
+    there whether to think again (Skywork-R1V3, arXiv 2507.06167; after the abstract).
+
+    It is meant for `evaluation.panel`, by which `evaluation.watch` can choose the checkpoint; it is no reward to train
+    on. Texts without a critical word get 0; `words` counts them.
+
+    Args:
+        words: critical words, wherever they stand, in any case.
+        model: folder or hub name of a frozen model; default the one that is trained, as published.
+    """
+
+    name = "critical_entropy"
+
+    def __init__(
+        self,
+        words: Sequence[str] = ("wait", "alternatively", "however", "but", "hmm", "let me"),
+        model: str | None = None,
+    ) -> None:
+        super().__init__(model)
+        if not words:
+            raise ValueError("critical_entropy: name at least one word")
+        listed = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
+        self.words = re.compile(rf"(?<!\w)(?:{listed})(?!\w)", re.IGNORECASE)
+        self.spec = Spec(frozenset({"text", "prompt"}), deterministic=self.frozen)
+
+    def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        model = self.model
+        contexts = [model.begin(prompt, record) for prompt, record in zip(prompts, metadata, strict=True)]
+        distributions = model.distributions(contexts, [model.tokens(text) for text in samples])
+        value, count = torch.zeros(len(samples)), torch.zeros(len(samples))
+        for row, (text, (log_probs, _)) in enumerate(zip(samples, distributions, strict=True)):
+            ends, starts = model.ends(text), [match.start() for match in self.words.finditer(text)]
+            tokens = [bisect_right(ends, start) for start in starts]
+            if tokens:
+                chosen = log_probs[tokens]
+                value[row], count[row] = -(chosen.exp() * chosen).sum(-1).mean(), len(tokens)
+        return Scores(value, {"words": count})

@@ -48,13 +48,19 @@ class Critic(nn.Module):
     def forward(self, policy: LanguagePolicy, rollout: TextRollout, rows: Tensor) -> Tensor:
         """[N, T] values, 0 where nothing was drawn."""
         mask = rollout.mask[rows]
+        # a token's state is its predecessor's output
+        return self.along(policy, rollout, rows)[:, -mask.shape[1] - 1 : -1].where(mask, 0)
+
+    def along(self, policy: LanguagePolicy, rollout: TextRollout, rows: Tensor) -> Tensor:
+        """[N, P + T] values of the state after each token of prompts and completions."""
         ids = torch.cat([rollout.prompt_ids[rows], rollout.completion_ids[rows]], 1)
         attention = torch.cat([rollout.prompt_mask[rows], rollout.present[rows]], 1)
-        inputs = policy.replay_inputs(rollout, rows, attention)
+        return self.after(ids, attention, **policy.replay_inputs(rollout, rows, attention))
+
+    def after(self, ids: Tensor, attention: Tensor, **inputs: Any) -> Tensor:
+        """[N, L] values of the state after each of the token ids [N, L]; `inputs` are the network's further ones."""
         outputs = self.backbone(input_ids=ids, attention_mask=attention.long(), use_cache=False, **inputs)
-        # a token's state is its predecessor's output
-        before = outputs.last_hidden_state[:, -mask.shape[1] - 1 : -1]
-        value: Tensor = self.head(before.float())[..., 0].where(mask, 0)
+        value: Tensor = self.head(outputs.last_hidden_state.float())[..., 0]
         return value
 
 

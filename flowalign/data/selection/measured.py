@@ -105,7 +105,7 @@ class Valued(MeasuredSelection):
     """Prompts in turn; those that take the place of groups without spread by their value (VSPO, arXiv 2512.07478).
 
     The value is 4 p (1 - p) + hard (1 - p) of the mean reward p, uncertainty and difficulty; `data.dynamic_sampling`
-    says which groups are replaced. After the abstract, which has no formula; its clip of values is left out.
+    says which groups are replaced. After the abstract, which has no formula. The advantage `value_smoothed` clips.
 
     Args:
         hard: weight of difficulty.

@@ -29,7 +29,7 @@ from flowalign.policies.language.decoding import Decoding, entropy_of
 from flowalign.policies.language.head import RECOMPUTED, Head, Measure, gives_logits, instead_of_logits, token_scores
 from flowalign.policies.language.packing import packed, tells_texts_apart
 from flowalign.policies.language.rollout import TextRollout
-from flowalign.policies.language.token_sampler import SeededSampler
+from flowalign.policies.language.token_sampler import Guide, SeededSampler
 from flowalign.runs.checkpoint import check_weights
 from flowalign.runs.progress import report
 from rewards import bind
@@ -54,6 +54,8 @@ class LanguagePolicy(Policy[TextRollout]):
         template_arguments: further arguments of the template, such as enable_thinking.
     """
 
+    guide: Guide | None = None
+    """Moves the logits that texts are drawn from, token by token."""
     noun: ClassVar[str] = "language model"
     networks: ClassVar[Any] = AutoModelForCausalLM
     readers: ClassVar[Any] = AutoTokenizer
@@ -266,7 +268,7 @@ class LanguagePolicy(Policy[TextRollout]):
     ) -> TextRollout:
         """Completions in one network call; `inputs` come from `prompt_inputs`."""
         ids, prompt_mask = inputs["input_ids"], inputs["attention_mask"].bool()
-        sampler = SeededSampler(seeds, length, decoding, prompt_mask, self.undrawn)
+        sampler = SeededSampler(seeds, length, decoding, prompt_mask, self.undrawn, self.guide)
         settings = GenerationConfig(
             max_new_tokens=length,
             do_sample=False,

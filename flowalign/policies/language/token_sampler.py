@@ -1,12 +1,15 @@
 """Sampling of tokens by each row's own seed, for any `generate` that takes a logits processor."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
 from flowalign.policies.language.decoding import Decoding, entropy_of
+
+Guide = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Logits [B, V] that are moved, from token ids [B, L], their mask, and the network's logits of the next token."""
 
 
 def uniforms(seeds: Sequence[int], length: int) -> Tensor:
@@ -36,17 +39,27 @@ class SeededSampler(LogitsProcessor):
         decoding: from the logits to the distribution.
         prompt_mask: [B, P] bool of the prompts that rows begin with.
         undrawn: tokens that are never drawn.
+        guide: moves the network's logits before anything else.
     """
 
     def __init__(
-        self, seeds: Sequence[int], length: int, decoding: Decoding, prompt_mask: Tensor, undrawn: Sequence[int] = ()
+        self,
+        seeds: Sequence[int],
+        length: int,
+        decoding: Decoding,
+        prompt_mask: Tensor,
+        undrawn: Sequence[int] = (),
+        guide: Guide | None = None,
     ) -> None:
-        self.draws = uniforms(seeds, length)
+        self.draws, self.guide = uniforms(seeds, length), guide
         self.decoding, self.prompt_mask, self.undrawn = decoding, prompt_mask, undrawn
         self.log_prob: list[Tensor] = []
         self.entropy: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if self.guide is not None:
+            drawn = torch.ones_like(input_ids[:, self.prompt_mask.shape[1] :], dtype=torch.bool)
+            scores = self.guide(input_ids, torch.cat([self.prompt_mask, drawn], 1), scores)
         before = None
         if self.decoding.repetition_penalty != 1:
             width = self.prompt_mask.shape[1]

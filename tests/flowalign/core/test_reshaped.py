@@ -50,6 +50,19 @@ def test_advantages_beyond_three_sigma_are_dropped() -> None:
     assert made[0] == 0 and plain[0] > 1
 
 
+def test_valuable_groups_weigh_more_within_bounds() -> None:
+    reward = torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 1, 0])
+    made = reshaped.value_smoothed(record(reward), hard=1.0, low=0.7, high=1.2)
+    plain = group_advantage(reward, GROUP, unbiased=True)
+    # rates 1/4, 1/2, 1 and 3/4: values 3/4 + 3/4, 1 + 1/2, none, 3/4 + 1/4; their mean is 4/3
+    factors = [1.125, 1.125, 1.0, 0.75]
+    assert made.tolist() == pytest.approx([factors[i // 4] * a for i, a in enumerate(plain.tolist())])
+    bounded = reshaped.value_smoothed(record(reward), hard=1.0, low=0.8, high=1.1)
+    assert bounded[0] / plain[0] == pytest.approx(1.1) and bounded[15] / plain[15] == pytest.approx(0.8)
+    alike = torch.ones(16)
+    assert not reshaped.value_smoothed(record(alike)).any()
+
+
 def test_a_pre_clip_bounds_the_ratio_before_the_exponential() -> None:
     log_prob = torch.tensor([[0.0, -9.0, 8.0, 0.3]], requires_grad=True)
     old = torch.zeros(1, 4)

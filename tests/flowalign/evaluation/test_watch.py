@@ -52,6 +52,13 @@ def test_a_run_whose_reward_stopped_rising_is_stalled_and_returns_to_its_best():
     ]
 
 
+def test_the_best_evaluation_may_be_one_of_the_panels():
+    records = history(RISING, {"critical_entropy": [0.3, 0.5, 0.8, 0.6, 0.5]})
+    rule = Watch(keep_best=True, best_by="panel/critical_entropy", share=1.0, deviations=100)
+    assert [diagnose(records[: i + 1], rule).last_good for i in range(5)] == [0, 10, 20, 20, 20]
+    assert diagnose(records, Watch(keep_best=True, deviations=100)).last_good == 40
+
+
 def test_panel_and_trained_reward_falling_together_is_not_hacking():
     assert diagnose(history(RISING[::-1], {"a": [1.0, 0.9, 0.8, 0.7, 0.6]}), Watch()).status == "good"
 

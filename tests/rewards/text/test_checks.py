@@ -9,7 +9,7 @@ import pytest
 
 from rewards import RewardError, score
 from rewards.pairwise import WinRate
-from rewards.text.checks import Assignment, Boxes, Click, Keywords, NumberWithin, StatedConfidence, in_order, overlap
+from rewards.text.checks import Assignment, Bleu, Boxes, Click, Keywords, NumberWithin, StatedConfidence, in_order, overlap
 from rewards.text.form import StepCount
 from rewards.text.ranked import Lexicographic, Ranked
 from rewards.text.verifiers import ExactMatch
@@ -140,3 +140,27 @@ def test_the_first_reward_that_tells_two_texts_apart_decides() -> None:
     assert values(WinRate(reward), texts, [{"answer": "1"}] * 4) == pytest.approx(
         [2.5 / 3, 1 / 3 + 0.5 / 3, 0, 2 / 3], abs=1e-6
     )
+
+
+# sentence_bleu of nltk 3.9 with equal weights up to the reference's length (at most 4) and SmoothingFunction().method2
+NLTK = [
+    (
+        "It is a guide to action which ensures that the military always obeys the commands of the party",
+        "It is a guide to action that ensures that the military will forever heed Party commands",
+        0.4452945001507636,
+    ),
+    ("the red house", "the red house", 1.0),
+    ("red house", "the red house", 0.4814037036394002),
+    ("it is paris", "paris", 0.3333333333333333),
+    ("paris france", "paris", 0.5),
+    ("a b c d e", "a b d c e f", 0.3498330125272252),
+    ("a a a", "a b a", 0.4807498567691361),
+    ("x", "paris", 0.0),
+]
+
+
+def test_bleu_is_nltks_with_n_grams_no_longer_than_the_reference() -> None:
+    texts, records = [text for text, _, _ in NLTK], [{"answer": reference} for _, reference, _ in NLTK]
+    assert values(Bleu(ignore_case=False), texts, records) == pytest.approx([value for _, _, value in NLTK])
+    answer = {"answer": "Paris"}
+    assert values(Bleu(pattern="<answer>(.*?)</answer>"), ["<answer>paris</answer>", "paris"], [answer] * 2) == [1, 0]

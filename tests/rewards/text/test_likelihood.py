@@ -1,12 +1,13 @@
 """Rewards of likelihoods against one token at a time."""
 
 import math
+import re
 
 import pytest
 import torch
 
 from rewards import RewardError, WeightedSum, bind, score
-from rewards.text.likelihood import RLPR, SelfAligned, SelfCertainty
+from rewards.text.likelihood import RLPR, CriticalEntropy, SelfAligned, SelfCertainty
 from rewards.text.model import CausalModel
 from rewards.text.verifiers import ExactMatch
 
@@ -98,3 +99,25 @@ def test_without_a_model_the_error_says_what_works() -> None:
         SelfAligned("nowhere")
     with pytest.raises(RewardError, match="no 'answer'"):
         RLPR()(["1"], ["1="], [{}])
+
+
+def test_critical_entropy_is_of_the_distributions_that_critical_words_came_from(model: CausalModel) -> None:
+    """The entropy as torch.distributions has it, from a forward pass for every critical token."""
+    reward = CriticalEntropy(words=["+", "1=", "="])
+    # neither a word nor a sign is looked for within a word
+    reward.words = re.compile(r"\+|1=|=")
+    bind(reward, model)
+    texts = ["4+21=7", "", "42", "="]
+    made = score(reward, texts, [*PROMPTS, PROMPTS[0]], [{}] * 4)
+    expected = []
+    for text, places in ((texts[0], [1, 3]), (texts[3], [0])):
+        entropies = []
+        for place in places:
+            ids = [1] + model.tokens(PROMPTS[0] + text[:place])
+            with torch.no_grad():
+                logits = model.network(torch.tensor([ids])).logits[0, -1]
+            entropies.append(torch.distributions.Categorical(logits=logits).entropy().item())
+        expected.append(sum(entropies) / len(entropies))
+    assert made.value.tolist() == pytest.approx([expected[0], 0, 0, expected[1]], abs=1e-5)
+    assert made.parts["words"].tolist() == [2, 0, 0, 1]
+    assert CriticalEntropy().words.findall("Wait, awaiting; but let me wait.") == ["Wait", "but", "let me", "wait"]

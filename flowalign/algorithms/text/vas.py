@@ -1,0 +1,102 @@
+"""Value Augmented Sampling: a value is learned, the policy stays, and texts are drawn by both (arXiv 2405.06639).
+
+Rollout: texts of the policy as it is. Loss: the value of the state after each token, half its squared error from the
+TD(lambda) return; nothing else is trained. Evaluations, `flowalign sample` and the gallery draw from softmax(logits +
+beta * V), where V is the value after each of the most probable next tokens less their mean, and 0 of all others.
+
+Authors' code (idanshen/Value-Augmented-Sampling): the same rule for the 20 most probable tokens, lambda 0.95, a value
+model smaller than the policy. Departures: the value is a copy of the policy with a head of one number; it is learned
+after each token, so that the end token has a value too, which theirs has not; no cache is kept between tokens, so that
+a token costs `candidates` passes of the value.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from flowalign.algorithms.policy_gradient import ActionExperience
+from flowalign.algorithms.text import text_ppo
+from flowalign.config import TextConfig
+from flowalign.core.record import masked_mean, masked_sum
+from flowalign.data.batches import Batch
+from flowalign.errors import ConfigError
+from flowalign.policies.language.policy import LanguagePolicy
+from flowalign.policies.language.rollout import TextRollout
+from flowalign.rollouts.language import LanguageSampler
+
+
+class VASSettings(text_ppo.TextPPOSettings):
+    beta: float = Field(3.0, ge=0)
+    """Weight of values in the logits; 0: the policy as it is."""
+    candidates: int = Field(20, ge=1)
+    """Number of most probable next tokens whose value counts."""
+
+
+class ValueAfter(text_ppo.Critic):
+    """The value of the state after each token of a completion."""
+
+    def forward(self, policy: LanguagePolicy, rollout: TextRollout, rows: Tensor) -> Tensor:
+        """[N, T] values, 0 where nothing was drawn."""
+        mask = rollout.mask[rows]
+        return self.along(policy, rollout, rows)[:, -mask.shape[1] :].where(mask, 0)
+
+
+class ValueGuide:
+    """Adds beta times the centred values of the most probable next tokens to the logits."""
+
+    def __init__(self, value: ValueAfter, beta: float, candidates: int) -> None:
+        self.value, self.beta, self.candidates = value, beta, candidates
+
+    @torch.no_grad()
+    def __call__(self, ids: Tensor, mask: Tensor, logits: Tensor) -> Tensor:
+        """[B, V] logits after the token ids [B, L]."""
+        next_ids = logits.topk(min(self.candidates, logits.shape[-1]), -1).indices
+        count = next_ids.shape[1]
+        longer = torch.cat([ids.repeat_interleave(count, 0), next_ids.reshape(-1, 1)], 1)
+        attention = torch.cat([mask, mask.new_ones(len(mask), 1)], 1).repeat_interleave(count, 0)
+        positions = (attention.cumsum(1) - 1).clamp(min=0)
+        value = self.value.after(longer, attention, position_ids=positions)[:, -1].view(-1, count)
+        centred = value - value.mean(1, keepdim=True)
+        return logits.float().scatter_add(1, next_ids, self.beta * centred)
+
+
+class VAS(text_ppo.TextPPO):
+    """Value Augmented Sampling: a learned value moves what texts are drawn from, and the policy stays as it is."""
+
+    name = "vas"
+    Settings = VASSettings
+    settings: VASSettings
+    samples_otherwise = True
+    takes_turns = False
+    combines = text_ppo.TextPPO.combines - {"workers", "served"}
+
+    def check(self, config: TextConfig) -> None:
+        super().check(config)
+        if config.rollout.continuous_batching or config.evaluation.continuous_batching:
+            raise ConfigError("rollout.continuous_batching: a value guides texts that are drawn batch by batch; false works")
+        if config.model.images:
+            raise ConfigError("model.images: vas reads texts alone; false works")
+
+    def modules(self, policy: LanguagePolicy) -> Mapping[str, nn.Module]:
+        self.critic = ValueAfter(policy).to(policy.device)
+        policy.guide = ValueGuide(self.critic, self.settings.beta, self.settings.candidates)
+        return {"critic": self.critic}
+
+    def sampled(self, sampler: LanguageSampler, batch: Batch) -> TextRollout:
+        guide, sampler.policy.guide = sampler.policy.guide, None
+        try:
+            return super().sampled(sampler, batch)
+        finally:
+            sampler.policy.guide = guide
+
+    def losses(
+        self, policy: LanguagePolicy, experience: ActionExperience, items: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        assert isinstance(experience, text_ppo.ValuedExperience)
+        rows, rollout = items[:, 0], experience.rollout
+        mask = rollout.mask[rows]
+        error = 0.5 * (self.critic(policy, rollout, rows) - experience.returns[rows]) ** 2
+        values = {"critic/loss": masked_mean(error.detach(), mask)}
+        return masked_sum(error * experience.divergence_weight[rows], mask), values
