@@ -54,7 +54,7 @@ class CORY(language.LanguageAlgorithm):
         second, policy, sampling = observers(batch), sampler.policy, sampler.config.rollout
         pioneers = [row for row in range(len(batch)) if not second[row]]
         watching = [row for row in range(len(batch)) if second[row]]
-        first = sampler.rollout(batch[pioneers])
+        first = self.first(sampler, batch[pioneers])
         there = batch[watching]
         prompts = [
             filled(self.settings.template, prompt, {**record, "pioneer": text})
@@ -65,13 +65,21 @@ class CORY(language.LanguageAlgorithm):
         position = {row: i for i, row in enumerate([*pioneers, *watching])}
         return joined[torch.tensor([position[row] for row in range(len(batch))])]
 
+    def first(self, sampler: LanguageSampler, batch: Batch) -> TextRollout:
+        """Texts of the pioneers."""
+        return sampler.rollout(batch)
+
     def record(self, sampled: SampledTexts, processes: Processes) -> Record:
         record = super().record(sampled, processes)
         second = processes.gather(torch.tensor(observers(sampled.batch), device=processes.device))
-        record.reward = shared(record.reward, second, record.group)
+        record.reward = self.credited(record.reward, second, record.group)
         # halves of a group are groups
         record.group = 2 * record.group + second
         return record
+
+    def credited(self, reward: Tensor, second: Tensor, group: Tensor) -> Tensor:
+        """[B] rewards that are learned from; `second` are the observers, [B] bool."""
+        return shared(reward, second, group)
 
 
 def observers(batch: Batch) -> list[bool]:

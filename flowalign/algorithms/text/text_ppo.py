@@ -58,8 +58,8 @@ class Critic(nn.Module):
         return self.after(ids, attention, **policy.replay_inputs(rollout, rows, attention))
 
     def after(self, ids: Tensor, attention: Tensor, **inputs: Any) -> Tensor:
-        """[N, L] values of the state after each of the token ids [N, L]; `inputs` are the network's further ones."""
-        outputs = self.backbone(input_ids=ids, attention_mask=attention.long(), use_cache=False, **inputs)
+        """[N, L] values of the state after each of the token ids [N, L]; `inputs` are further ones of the network."""
+        outputs = self.backbone(input_ids=ids, attention_mask=attention.long(), **{"use_cache": False} | inputs)
         value: Tensor = self.head(outputs.last_hidden_state.float())[..., 0]
         return value
 

@@ -6,8 +6,8 @@ beta * V), where V is the value after each of the most probable next tokens less
 
 Authors' code (idanshen/Value-Augmented-Sampling): the same rule for the 20 most probable tokens, lambda 0.95, a value
 model smaller than the policy. Departures: the value is a copy of the policy with a head of one number; it is learned
-after each token, so that the end token has a value too, which theirs has not; no cache is kept between tokens, so that
-a token costs `candidates` passes of the value.
+after each token, so that the end token has a value too, which theirs has not; what was read is read again for every
+token, as no cache is kept between them.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 from flowalign.algorithms.policy_gradient import ActionExperience
 from flowalign.algorithms.text import text_ppo
@@ -53,12 +54,15 @@ class ValueGuide:
     def __call__(self, ids: Tensor, mask: Tensor, logits: Tensor) -> Tensor:
         """[B, V] logits after the token ids [B, L]."""
         next_ids = logits.topk(min(self.candidates, logits.shape[-1]), -1).indices
-        count = next_ids.shape[1]
-        longer = torch.cat([ids.repeat_interleave(count, 0), next_ids.reshape(-1, 1)], 1)
-        attention = torch.cat([mask, mask.new_ones(len(mask), 1)], 1).repeat_interleave(count, 0)
-        positions = (attention.cumsum(1) - 1).clamp(min=0)
-        value = self.value.after(longer, attention, position_ids=positions)[:, -1].view(-1, count)
-        centred = value - value.mean(1, keepdim=True)
+        count, cache = next_ids.shape[1], DynamicCache()
+        position = (mask.cumsum(1) - 1).clamp(min=0)
+        self.value.after(ids, mask, position_ids=position, past_key_values=cache, use_cache=True)
+        # every candidate goes on from what its row has read
+        cache.batch_repeat_interleave(count)
+        seen = torch.cat([mask, mask.new_ones(len(mask), 1)], 1).repeat_interleave(count, 0)
+        after = (position[:, -1:] + 1).repeat_interleave(count, 0)
+        value = self.value.after(next_ids.reshape(-1, 1), seen, position_ids=after, past_key_values=cache, use_cache=True)
+        centred = value.view(-1, count) - value.view(-1, count).mean(1, keepdim=True)
         return logits.float().scatter_add(1, next_ids, self.beta * centred)
 
 
@@ -75,7 +79,7 @@ class VAS(text_ppo.TextPPO):
     def check(self, config: TextConfig) -> None:
         super().check(config)
         if config.rollout.continuous_batching or config.evaluation.continuous_batching:
-            raise ConfigError("rollout.continuous_batching: a value guides texts that are drawn batch by batch; false works")
+            raise ConfigError("rollout.continuous_batching: a value guides what is drawn batch by batch; false works")
         if config.model.images:
             raise ConfigError("model.images: vas reads texts alone; false works")
 
