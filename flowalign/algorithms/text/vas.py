@@ -61,7 +61,9 @@ class ValueGuide:
         cache.batch_repeat_interleave(count)
         seen = torch.cat([mask, mask.new_ones(len(mask), 1)], 1).repeat_interleave(count, 0)
         after = (position[:, -1:] + 1).repeat_interleave(count, 0)
-        value = self.value.after(next_ids.reshape(-1, 1), seen, position_ids=after, past_key_values=cache, use_cache=True)
+        value = self.value.after(
+            next_ids.reshape(-1, 1), seen, position_ids=after, past_key_values=cache, use_cache=True
+        )
         centred = value.view(-1, count) - value.view(-1, count).mean(1, keepdim=True)
         return logits.float().scatter_add(1, next_ids, self.beta * centred)
 

@@ -27,12 +27,12 @@ Write a better instruction. Write the instruction alone."""
 
 class Instructions:
     """Prompts in turn, each group's under one of several instructions, which evolve with the policy (after the
-    abstract of INSPO).
+    abstract of INSPO, arXiv 2512.01945).
 
     An instruction is drawn with probability proportional to exp(its mean reward / temperature) and put before the
     prompt; the group's mean reward is its credit, which fades. Every few iterations the worst are dropped, and a
-    language model writes as many new ones from the best and from the worst rewards of the last iterations. After the
-    abstract, which has neither rates nor templates.
+    language model writes as many new ones from the best and from the worst rewards of the last iterations. Departure:
+    new ones join at once, as good as the best until they were tried, where the authors verify them first.
 
     Args:
         instructions: those to begin with; one may be empty.

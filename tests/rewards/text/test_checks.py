@@ -9,7 +9,17 @@ import pytest
 
 from rewards import RewardError, score
 from rewards.pairwise import WinRate
-from rewards.text.checks import Assignment, Bleu, Boxes, Click, Keywords, NumberWithin, StatedConfidence, in_order, overlap
+from rewards.text.checks import (
+    Assignment,
+    Bleu,
+    Boxes,
+    Click,
+    Keywords,
+    NumberWithin,
+    StatedConfidence,
+    in_order,
+    overlap,
+)
 from rewards.text.form import StepCount
 from rewards.text.ranked import Lexicographic, Ranked
 from rewards.text.verifiers import ExactMatch

@@ -113,7 +113,7 @@ def test_critical_entropy_is_of_the_distributions_that_critical_words_came_from(
     for text, places in ((texts[0], [1, 3]), (texts[3], [0])):
         entropies = []
         for place in places:
-            ids = [1] + model.tokens(PROMPTS[0] + text[:place])
+            ids = [1, *model.tokens(PROMPTS[0] + text[:place])]
             with torch.no_grad():
                 logits = model.network(torch.tensor([ids])).logits[0, -1]
             entropies.append(torch.distributions.Categorical(logits=logits).entropy().item())
