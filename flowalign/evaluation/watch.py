@@ -197,8 +197,8 @@ def diagnose(records: Sequence[Mapping[str, Any]], rule: Watch) -> WatchVerdict:
     An evaluation looks hacked when at least `rule.share` of the panel's rewards are each below their best earlier
     evaluation, while the reward (trained or evaluated) is above its value there, both by more than
     `rule.deviations` standard errors of the difference. `rule.patience` of them in a row are called hacked. With
-    `rule.early_stop` the verdict also says when the evaluated reward, or what `rule.best_by` names, has stopped rising. `signs` alone make an
-    evaluation suspect, never hacked: they say that pictures changed, not that they are worse.
+    `rule.early_stop` the verdict also says when the evaluated reward, or what `rule.best_by` names, has stopped rising.
+    `signs` alone make an evaluation suspect, never hacked: they say that pictures changed, not that they are worse.
 
     Args:
         records: results of `record`, in order of iteration.

@@ -2,8 +2,8 @@
 
 After a text comes a question, and the probability of one token is the answer: would it do better if it began again?
 `lines_of` makes the texts that teach it to say so, for `text_sft`. `adaptive_best_of_n` samples on only where it would,
-and `pruned_best_of_n` gives up the beginnings that are least sure. Nothing else scores the texts. After the abstract and
-the introduction.
+and `pruned_best_of_n` gives up the beginnings that are least sure. Nothing else scores the texts. After the abstract
+and the introduction.
 """
 
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,8 @@ thinker's text. Credit: a thinker earns its solver's reward, so that no answer o
 normalised by themselves. In the first stage only thinkers learn, from `solver_from` on only solvers. The selection
 `evolving` grows the problems from those that are solved.
 
-After the abstract (arXiv 2512.06835). Departure: one set of weights plays both roles. The authors' thinker does not see
-the question: where the data have the context apart, `think: '{context}'` with a `{prompt}` elsewhere is nearest.
+After the abstract (arXiv 2512.06835). Departures: one set of weights plays both roles; thinkers see the question, where
+the authors' see the context alone.
 """
 
 import torch

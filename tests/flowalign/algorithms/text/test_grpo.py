@@ -35,8 +35,8 @@ from tests.flowalign.small_run import small_run
 ORIGINALS = Path(__file__).parents[2] / "core" / "originals"
 # those without ratios are in test_lines.py
 STEMS = {path.stem for path in recipe("tiny_lm/grpo").parent.glob("*.yaml") if "text_" not in path.stem}
-# of serial all members of a group begin alike, so that the reward below tells none apart; see test_prompted.py. vas has no
-# ratio; see test_vas.py
+# of serial all members of a group begin alike, so that the reward below tells none apart; see test_prompted.py;
+# vas has no ratio, see test_vas.py
 RECIPES = sorted(STEMS - {"gkd", "token_dpo", "serial", "vas"})
 
 

@@ -31,17 +31,16 @@ def test_the_model_answers_and_is_reminded(tmp_path: Path) -> None:
     file = tmp_path / "steps.jsonl"
     file.write_text(json.dumps({"task": "1+1=", "action": "2", "observation": "3", "reward": 1}) + "\n")
     settings = {"file": str(file), "shown": 1, "enrich": True, "template": "{episode}{action}+1=", "most": 3}
-    made = Imagined(Local(model="tiny_lm"), pattern=r"(?P<observation>(?P<reward>\d)\d*(?P<done>))", **settings)
+    made = Imagined(Local(model="tiny_lm"), pattern=r"(?P<reward>.)(?P<observation>.*)(?P<done>)", **settings)
     assert made.reset("1+1=", {}) == "1+1="
     judge = Local(model="tiny_lm").build("test")
     (first,) = judge.reply([Question((), "24+1=")], 0.0, 3, 0)
     answer = made.step("24")
-    digits = first.strip()
-    assert digits[:1].isdigit() and answer.observation in first
-    assert answer.reward == min(int(digits[0]), 1) and not answer.done
+    expected = min(int(first[0]), 1) if first[0].isdigit() else 0
+    assert (answer.observation, answer.reward, answer.done) == (first[1:], expected, False)
     # the next question has the episode, and other episodes of the process know the step
     (second,) = judge.reply([Question((), f"24 -> {answer.observation}\n3+1=")], 0.0, 3, 0)
-    assert made.step("3").observation in second
+    assert made.step("3").observation == second[1:]
     assert [each.action for each in recorded(str(file), 4096)] == ["2", "24", "3"]
 
 
