@@ -7,7 +7,7 @@ and the introduction.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -103,8 +103,10 @@ def adaptive_best_of_n(
         texts = policy.decode(rollout)
         for i, text, sure in zip(waiting, texts, evaluation.sure(asked, texts, records).tolist(), strict=True):
             before = best[i]
-            kept = (text, sure) if before is None or sure > before.sure else (before.text, before.sure)
-            best[i] = Chosen(*kept, samples=number + 1)
+            if before is None or sure > before.sure:
+                best[i] = Chosen(text, sure, number + 1)
+            else:
+                best[i] = replace(before, samples=number + 1)
         waiting = [i for i in waiting if (chosen := best[i]) is not None and chosen.sure < enough]
         if not waiting:
             break

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flowalign.algorithms.text import cory
+from flowalign.algorithms.text.halves import Halves, HalvesSettings
 from flowalign.algorithms.text.prompted import check_fields, filled
 from flowalign.config import Data
 from flowalign.data import Prompts
@@ -22,7 +22,7 @@ from flowalign.policies.language.rollout import TextRollout
 from flowalign.rollouts.language import LanguageSampler
 
 
-class DoGeSettings(cory.CORYSettings):
+class DoGeSettings(HalvesSettings):
     think: str = "{prompt}\n\nDo not solve this. Say what is given, what is asked, and what is to be known for it.\n"
     """Prompt of a thinker; names in braces are the prompt and keys of its metadata."""
     template: str = "{prompt}\n\nWhat somebody noted about it: {pioneer}\n\n{prompt}"
@@ -31,7 +31,7 @@ class DoGeSettings(cory.CORYSettings):
     """Share of the training after which solvers learn in the place of thinkers."""
 
 
-class DoGe(cory.CORY):
+class DoGe(Halves):
     """DoGe: thinkers learn by how well others solve with what they say, then solvers learn."""
 
     name = "doge"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from flowalign.algorithms.policy_gradient import ActionExperience
-from flowalign.algorithms.text import text_ppo
+from flowalign.algorithms.text.critic import Critic, CriticSettings, ValuedExperience, WithCritic
 from flowalign.config import TextConfig
 from flowalign.core.record import masked_mean, masked_sum
 from flowalign.data.batches import Batch
@@ -28,14 +28,14 @@ from flowalign.policies.language.rollout import TextRollout
 from flowalign.rollouts.language import LanguageSampler
 
 
-class VASSettings(text_ppo.TextPPOSettings):
+class VASSettings(CriticSettings):
     beta: float = Field(3.0, ge=0)
     """Weight of values in the logits; 0: the policy as it is."""
     candidates: int = Field(20, ge=1)
     """Number of most probable next tokens whose value counts."""
 
 
-class ValueAfter(text_ppo.Critic):
+class ValueAfter(Critic):
     """The value of the state after each token of a completion."""
 
     def forward(self, policy: LanguagePolicy, rollout: TextRollout, rows: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class ValueGuide:
         return logits.float().scatter_add(1, next_ids, self.beta * centred)
 
 
-class VAS(text_ppo.TextPPO):
+class VAS(WithCritic):
     """Value Augmented Sampling: a learned value moves what texts are drawn from, and the policy stays as it is."""
 
     name = "vas"
@@ -76,7 +76,7 @@ class VAS(text_ppo.TextPPO):
     settings: VASSettings
     samples_otherwise = True
     takes_turns = False
-    combines = text_ppo.TextPPO.combines - {"workers", "served"}
+    combines = WithCritic.combines - {"workers", "served"}
 
     def check(self, config: TextConfig) -> None:
         super().check(config)
@@ -100,7 +100,7 @@ class VAS(text_ppo.TextPPO):
     def losses(
         self, policy: LanguagePolicy, experience: ActionExperience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        assert isinstance(experience, text_ppo.ValuedExperience)
+        assert isinstance(experience, ValuedExperience)
         rows, rollout = items[:, 0], experience.rollout
         mask = rollout.mask[rows]
         error = 0.5 * (self.critic(policy, rollout, rows) - experience.returns[rows]) ** 2

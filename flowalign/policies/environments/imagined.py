@@ -114,7 +114,8 @@ def recorded(file: str | None, buffer: int) -> deque[Experience]:
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-            steps.append(Experience(*(str(record[key]) for key in Experience._fields[:3]), float(record["reward"])))
+            task, action, observation = (str(record[key]) for key in ("task", "action", "observation"))
+            steps.append(Experience(task, action, observation, float(record["reward"])))
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"environment.file: {file}, line {number}: a step has task, action, observation and reward ({error})"

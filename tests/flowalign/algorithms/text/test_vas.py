@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowalign.algorithms.text.text_ppo import ValuedExperience
+from flowalign.algorithms.text.critic import ValuedExperience
 from flowalign.algorithms.text.vas import ValueGuide
 from flowalign.errors import ConfigError
 from flowalign.training import Trainer
