@@ -39,8 +39,9 @@ class Halves(language.LanguageAlgorithm):
     def check(self, config: TextConfig) -> None:
         super().check(config)
         if config.training.group_size % 4:
+            method = config.algorithm.name
             raise ConfigError(
-                f"training.group_size: {config.algorithm.name} takes pairs, two at least for a mean; multiples of 4 work"
+                f"training.group_size: {method} takes pairs, two at least for a mean; multiples of 4 work"
             )
 
     def sampled(self, sampler: LanguageSampler, batch: Batch) -> TextRollout:
