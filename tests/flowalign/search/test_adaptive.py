@@ -40,15 +40,15 @@ def test_the_probability_that_no_attempt_does_better(policy: LanguagePolicy, eva
     assert evaluation.sure(PROMPTS, texts).tolist() == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("enough", [0.0, 0.6, 1.1])
+@pytest.mark.parametrize("enough", [0.0, 0.6])
 def test_sampling_ends_where_a_text_is_sure_enough(
     policy: LanguagePolicy, evaluation: SelfEvaluation, enough: float
 ) -> None:
-    settings = {"most": 5, "enough": enough, "temperatures": [1.0, 0.5], "seed": 3}
+    settings = {"most": 4, "enough": enough, "temperatures": [1.0, 0.5], "seed": 3}
     made = adaptive_best_of_n(policy, evaluation, PROMPTS, **settings, **SAMPLING)
     for i, (prompt, chosen) in enumerate(zip(PROMPTS, made, strict=True)):
         drawn = []
-        for number in range(5):
+        for number in range(4):
             seeds, temperature = [derive_seed(3, i, number)], 1.0 if number == 0 else 0.5
             (text,) = policy.decode(policy.sample([prompt], seeds, temperature=temperature, **SAMPLING))
             drawn.append((literal(policy, prompt, text), text))

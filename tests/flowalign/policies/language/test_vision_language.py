@@ -92,6 +92,9 @@ def test_the_pictures_matter_and_a_text_depends_on_nothing_else() -> None:
     rollout.pictures[1] = rollout.pictures[4]
     other, _ = policy.log_probs(rollout, torch.tensor([1]))
     assert (other - rollout.log_prob[1]).abs().max() > 1e-2
+    grey = {"image": Image.new("RGB", (64, 64), (128, 128, 128))}
+    (plain,), (noisy,) = policy.pictures([grey, grey | {"image_noise": 0.1}])
+    assert np.asarray(plain).std() == 0 and np.asarray(noisy).std() / 255 == pytest.approx(0.1, rel=0.02)
 
 
 def test_lora_leaves_the_eyes_alone_and_the_reference_is_the_start() -> None:
