@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+SHIPPED = Path(__file__).parents[1] / "flowalign" / "data" / "assets"
+"""Models that come with flowalign."""
 AT = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[\w./-]+)")
 
 
@@ -16,9 +18,14 @@ def split_revision(source: str | Path) -> tuple[str, str | None]:
     return match["name"], match["revision"]
 
 
+def shipped(source: str | Path) -> str:
+    """The folder of a model that comes with flowalign, such as 'tiny_lm'; another name or folder as it is."""
+    return str(SHIPPED / source if (SHIPPED / source).is_dir() else source)
+
+
 def hub(source: str | Path) -> dict[str, Any]:
     """The arguments of `from_pretrained` and `load_config` that say what to load: folder or name, and its revision."""
-    name, revision = split_revision(source)
+    name, revision = split_revision(shipped(source))
     return {"pretrained_model_name_or_path": name} | ({} if revision is None else {"revision": revision})
 
 

@@ -180,8 +180,8 @@ def selm(pairs: Pairs, *, beta: Positive = 0.1, alpha: Annotated[float, Field(ge
 
 
 def dno(pairs: Pairs, *, beta: Positive = 0.1) -> Tensor:
-    """Direct Nash optimisation (arXiv 2404.03715, alg. 1): cross-entropy of the margin with the chance that the rewards
-    of both texts give, the reference being the iteration's first weights.
+    """Direct Nash optimisation (arXiv 2404.03715, alg. 1, eq. 8): cross-entropy of the margin with the chance that the
+    rewards of both texts give, the reference being the iteration's first weights.
 
     The reward must be a text's win rate against the policy's own, `win_rate`, and both texts the policy's own, as those
     of `online_text_dpo`, of which `reference` names the snapshot.

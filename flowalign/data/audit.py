@@ -1,7 +1,7 @@
 """An audit of a list of prompts: duplicates, near duplicates, leakage, unsafe words, categories, lengths."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,10 @@ UNSAFE_WORDS = ASSETS / "unsafe_words.txt"
 """The shipped list, a word or phrase a line; a start, not a filter to rely on."""
 NEAR = 0.8
 """Similarity from which two prompts are near duplicates."""
+GRAM = 8
+"""Words in a row that count as a match in decontamination (Tulu 3)."""
+SHARE = 0.5
+"""Share of a benchmark's prompt above which a training prompt that has it is contaminated (Tulu 3)."""
 CHUNK = 1000
 """Prompts that are compared with all others at once."""
 
@@ -28,6 +32,18 @@ class SimilarPair:
     second: str
     similarity: float
     """Share of the words of both that both have, in [0, 1]; 1: the same words, maybe in another order."""
+
+
+@dataclass(frozen=True)
+class Contamination:
+    """A training prompt with a large part of a benchmark's prompt in it."""
+
+    row: int
+    """Number of the training prompt."""
+    benchmark: int
+    """Number of the benchmark's prompt."""
+    share: float
+    """Share of the benchmark's words that match, in (0, 1]."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +129,45 @@ def audit(
         over = [text for text, size in zip(prompts.texts, sizes, strict=True) if size > limit]
         result.lengths.append(Lengths(name, limit, max(sizes), over))
     return result
+
+
+def contaminated(
+    prompts: Sequence[str], benchmark: Sequence[str], size: int = GRAM, share: float = SHARE
+) -> list[Contamination]:
+    """Prompts that have a large part of a benchmark's in them (Tulu 3, arXiv 2411.15124, sec. 3.2).
+
+    A word of a benchmark's prompt matches where it stands in a run of `size` words that a training prompt has too. A
+    training prompt is contaminated by each benchmark's prompt of whose words more than `share` match. Words are those
+    of `normalised`, in the place of the paper's tokens; a benchmark's prompt of fewer words than `size` matches nothing
+    (`audit` finds it).
+
+    Returns:
+        for each contaminated prompt the benchmark's prompt of which it has most, in the order of the prompts.
+    """
+    # the runs of the benchmark are fewer than those of the training set
+    places: dict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)
+    lengths = []
+    for number, text in enumerate(benchmark):
+        words = normalised(text).split()
+        lengths.append(len(words))
+        for place, gram in enumerate(grams(words, size)):
+            places[gram].append((number, place))
+    found = []
+    for row, text in enumerate(prompts):
+        matched: dict[int, set[int]] = defaultdict(set)
+        for gram in set(grams(normalised(text).split(), size)):
+            for number, place in places.get(gram, ()):
+                matched[number].update(range(place, place + size))
+        shares = {number: len(words) / lengths[number] for number, words in matched.items()}
+        worst = max(shares, key=lambda number: shares[number], default=None)
+        if worst is not None and shares[worst] > share:
+            found.append(Contamination(row, worst, shares[worst]))
+    return found
+
+
+def grams(words: Sequence[str], size: int) -> list[tuple[str, ...]]:
+    """The runs of `size` words, in order."""
+    return [tuple(words[place : place + size]) for place in range(len(words) - size + 1)]
 
 
 def normalised(text: str) -> str:

@@ -12,7 +12,8 @@ from flowalign.core.step_losses import preference_loss
 from flowalign.data import Preferences
 from flowalign.errors import ConfigError
 from flowalign.reward_training.scorer import PreferenceModel
-from rewards.text.scored import RewardModel, preferred, saved
+from rewards.text.reward_model import RewardModel
+from rewards.text.scored import preferred, shown
 
 CENTRED = 0.01
 """Weight of the scores' squared sum in `centred` (TRL's center_rewards_coefficient as its authors set it)."""
@@ -147,7 +148,8 @@ class TextScorer(PreferenceModel):
         references = None
         if self.reference is not None:
             references = [self._reference(pairs.metadata[i], i) for i in rows] * 2
-        outputs = self.model.outputs(texts, [pairs.texts[i] for i in rows] * 2, references)
+        pictures = shown([pairs.metadata[i] for i in rows]) * 2 if self.model.sees_pictures else None
+        outputs = self.model.outputs(texts, [pairs.texts[i] for i in rows] * 2, references, pictures)
         chosen, rejected = (outputs if self.loss == "general" else outputs[:, 0]).chunk(2)
         return chosen, rejected
 
@@ -166,7 +168,7 @@ class TextScorer(PreferenceModel):
         return {"heldout_calibration_error": calibration_error(margin)}
 
     def save(self, folder: Path) -> None:
-        saved(self.model, folder)
+        self.model.save(folder)
 
     def _reference(self, record: dict[str, Any], row: int) -> str:
         if self.reference not in record:

@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -19,15 +18,12 @@ from transformers import (
 )
 from transformers.image_processing_backends import TorchvisionBackend
 
-from rewards.hub import hub
+from rewards.hub import hub, shipped
 from rewards.judges.base import Judge, Question, spells
 from rewards.judges.cache import CachedJudge
 from rewards.judges.texts import TextProcessor, classes_of
 from rewards.usage import Usage, usage_of
 from rewards.vision import pick_device, to_tensor
-
-SHIPPED = Path(__file__).parents[2] / "flowalign" / "data" / "assets"
-"""models that come with flowalign"""
 
 
 @dataclass
@@ -49,8 +45,7 @@ class Local:
     def build(self, name: str) -> Judge:
         device = str(pick_device(self.device or "auto"))
         usage = usage_of(name)
-        path = SHIPPED / self.model
-        loaded = _load(str(path) if path.is_dir() else self.model, self.dtype, device)
+        loaded = _load(shipped(self.model), self.dtype, device)
         judge = LocalJudge(*loaded, self.batch_size, usage)
         return judge if self.cache is None else CachedJudge(judge, self.cache, f"{self.model} {self.dtype}", usage)
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from rewards.base import Metadata, Reward, Scores, Spec, Steps, as_reward, bind, groups, score, spec_of
 from rewards.text.model import AsksModel, CausalModel
 from rewards.text.process import implicit_reward
-from rewards.text.scored import RewardModel
+from rewards.text.reward_model import RewardModel
 from rewards.text.steps import LINES, ImplicitPRM, step_ends
 from rewards.text.turns import Transcript
 

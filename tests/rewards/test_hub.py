@@ -35,6 +35,12 @@ def test_what_follows_the_at_is_the_revision(source: str, name: str, revision: s
     assert hub(source).get("revision") == revision
 
 
+def test_a_model_that_comes_with_flowalign_is_not_asked_of_the_hub() -> None:
+    assert hub("tiny_lm") == {"pretrained_model_name_or_path": str(ASSETS / "tiny_lm")}
+    (made,) = build_rewards([Weighted(name="learned_prm", outcome={"name": "exact_match"}, model="tiny_lm")])
+    assert made.name == "learned_prm(exact_match)"
+
+
 def test_a_folder_may_have_an_at_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a" / "b@c").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)

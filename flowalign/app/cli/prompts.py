@@ -173,6 +173,42 @@ def audit(
         write_atomically(json_path, json.dumps(asdict(result), indent=1) + "\n")
 
 
+@prompts.command()
+def decontaminate(
+    file: Annotated[str, typer.Argument(help="A file of prompts, a data set or a shipped list.")],
+    against: Annotated[
+        list[str],
+        typer.Option(help="A benchmark: a file, a list or a suite of `bench`; give the option once for each."),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="JSON lines to write: the prompts that are left.")],
+    column: Annotated[str, typer.Option(help="Column of the prompts, in all.")] = "prompt",
+    size: Annotated[int, typer.Option(min=1, help="Words in a row that are a match.")] = 8,
+    share: Annotated[
+        float, typer.Option(min=0, max=1, callback=finite, help="Share of a benchmark's prompt that may match.")
+    ] = 0.5,
+) -> None:
+    """Leave out prompts with more than half of a benchmark's prompt in them, by runs of eight words (Tulu 3)."""
+    from flowalign.data import Prompts
+    from flowalign.data.audit import contaminated
+
+    check_output(output, "--output")
+    listed, bad = Prompts.read(file, column=column), set()
+    for name in against:
+        benchmark = _other_list(name, column)
+        found = contaminated(listed.texts, benchmark.texts, size, share)
+        bad |= {one.row for one in found}
+        known = len({one.benchmark for one in found}) / len(benchmark)
+        print(f"{name}: {len(found)} of {len(listed)} prompts, with {known:.1%} of the benchmark")
+        for one in found[:SHOWN]:
+            print(f"  {listed.texts[one.row]!r} has {one.share:.0%} of {benchmark.texts[one.benchmark]!r}")
+    left = [i for i in range(len(listed)) if i not in bad]
+    if not left:
+        raise ConfigError("no prompt is left: all of them have most of a benchmark's prompt in them")
+    lines = [json.dumps({column: listed.texts[i], **listed.metadata[i]}) for i in left]
+    write_atomically(output, "\n".join(lines) + "\n")
+    print(f"{len(left)} prompts are left: {output}")
+
+
 def _other_list(against: str, column: str) -> "Prompts":
     """The prompts of a suite, if it has that name, else those of a file or list."""
     from flowalign import registry

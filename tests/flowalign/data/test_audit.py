@@ -1,13 +1,14 @@
 """An audit of prompts against lists whose faults are known."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
 
 from flowalign.app.cli.main import main
 from flowalign.data import Prompts
-from flowalign.data.audit import SimilarPair, audit, similar, token_counters, unsafe_in
+from flowalign.data.audit import SimilarPair, audit, contaminated, similar, token_counters, unsafe_in
 
 TEXTS = ["A red circle.", "a  red circle", "a blue square", "a blue square and a nude", "a long, long road"]
 
@@ -75,3 +76,41 @@ def test_the_command_counts_tokens_as_the_models_tokenizers(tmp_path: Path, caps
     count, limit = token_counters("tiny_sd3")["tokenizer"]
     # the beginning and the end are tokens too
     assert (count("a red circle"), limit) == (5, 16)
+
+
+def literally(train: str, test: str, size: int) -> float:
+    """Tulu 3's sec. 3.2, word by word: a word matches where both have a run of words with it."""
+    one, other = train.split(), test.split()
+    matched = 0
+    for place in range(len(other)):
+        runs = [other[i : i + size] for i in range(max(0, place - size + 1), place + 1)]
+        matched += any(len(run) == size and any(one[j : j + size] == run for j in range(len(one))) for run in runs)
+    return matched / len(other)
+
+
+def test_contamination_is_the_share_of_words_in_common_runs():
+    draw = random.Random(0)
+    benchmark = [" ".join(draw.choices("abc", k=draw.randint(2, 14))) for _ in range(8)]
+    train = [" ".join(draw.choices("abc", k=draw.randint(2, 30))) for _ in range(60)]
+    found = {one.row: one for one in contaminated(train, benchmark, size=4)}
+    shares = [[literally(text, other, 4) for other in benchmark] for text in train]
+    assert set(found) == {row for row, values in enumerate(shares) if max(values) > 0.5} and 5 < len(found) < 55
+    for row, one in found.items():
+        assert one.share == pytest.approx(max(shares[row])) == pytest.approx(shares[row][one.benchmark])
+    # eight words of sixteen are half, and no more than half
+    question = " ".join(f"w{i}" for i in range(16))
+    begun, longer = (" ".join(question.split()[:count]) for count in (8, 9))
+    assert [one.row for one in contaminated([begun, longer, question.upper() + "?"], [question])] == [1, 2]
+
+
+def test_the_command_leaves_the_other_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    question = "how many apples does Tom have if he eats two of his five apples"
+    train, test, out = (tmp_path / name for name in ("train.jsonl", "test.txt", "left.jsonl"))
+    rows = [{"prompt": f"Say: {question}!", "answer": "3"}, {"prompt": "What is a plum?", "answer": "fruit"}]
+    train.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    test.write_text(f"{question}\nWhat is a plum?\n")
+    with pytest.raises(SystemExit) as left:
+        main(["prompts", "decontaminate", str(train), "--against", str(test), "--output", str(out)])
+    assert not left.value.code
+    assert [json.loads(line) for line in out.read_text().splitlines()] == rows[1:]
+    assert "1 of 2 prompts, with 50.0% of the benchmark" in capsys.readouterr().out

@@ -20,7 +20,8 @@ from flowalign.reward_training.texts import LOSSES, TextScorer, calibration_erro
 from flowalign.training import Trainer
 from rewards import score
 from rewards.pairwise import WinRate
-from rewards.text.scored import RewardModel, TextPreference, TextScore, preferred
+from rewards.text.reward_model import RewardModel
+from rewards.text.scored import TextPreference, TextScore, preferred
 
 TINY = str(ASSETS / "tiny_lm")
 app = typer.Typer()
