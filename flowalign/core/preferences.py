@@ -191,6 +191,27 @@ def dno(pairs: Pairs, *, beta: Positive = 0.1) -> Tensor:
     return -chance * F.logsigmoid(logit) - (1 - chance) * F.logsigmoid(-logit)
 
 
+def group_equivalence(
+    gain: Tensor, equivalent: Tensor, group: Tensor, *, beta: float = 0.1, equivalence: float = 1.0
+) -> Tensor:
+    """[G] GEPO's losses of groups (arXiv 2505.12723): DPO between the mean gains of a group's equivalent texts and of
+    its others, plus `equivalence` times the variance of the equivalent ones' gains.
+
+    Args:
+        gain: [N] log-ratios of the texts to the reference.
+        equivalent: [N] bool; each group has texts of both kinds.
+        group: [N] numbers of the groups, from 0 to G - 1.
+    """
+    member = torch.arange(int(group.max()) + 1, device=group.device)[:, None] == group
+
+    def mean(values: Tensor, chosen: Tensor) -> Tensor:
+        return (values * chosen).sum(1) / chosen.sum(1)
+
+    better, worse = mean(gain, member & equivalent), mean(gain, member & ~equivalent)
+    spread = mean((gain - better[:, None]) ** 2, member & equivalent)
+    return logistic(beta * (better - worse)) + equivalence * spread
+
+
 PREFERENCES: dict[str, Callable[..., Tensor]] = {
     "sigmoid": sigmoid,
     "sigmoid_norm": sigmoid_norm,
