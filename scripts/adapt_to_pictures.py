@@ -29,7 +29,7 @@ from flowalign.data import Prompts
 from flowalign.policies.base import best_device
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.runs.files import write_atomically
-from flowalign.training.building import build_policy
+from flowalign.training.building import build_policy, make_trainable
 from rewards import Reward, score
 
 
@@ -76,6 +76,7 @@ def adapted(config: Config, prompts: Prompts, **settings: Any) -> Iterator[dict[
     """The answers to each prompt before and after, and their rewards."""
     policy, reward = build_policy(config, best_device()), build_reward(config.rewards)
     assert isinstance(policy, LanguagePolicy), "the configuration is of a language model"
+    make_trainable(policy, config.model, keep_reference=False)
     answering, sampling = config.evaluation.arguments(), config.rollout.arguments()
 
     def answer(prompt: str, record: dict[str, Any]) -> tuple[str, float]:

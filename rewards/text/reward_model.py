@@ -122,7 +122,7 @@ class RewardModel:
         self.tokenizer.save_pretrained(folder)
 
 
-class Scored(nn.Module):
+class PicturedNetwork(nn.Module):
     """An image-text-to-text model with a head on the mean of its last layer's states over all tokens, those of pictures
     included (IXC-2.5-Reward, arXiv 2501.12368, sec. 3)."""
 
@@ -152,7 +152,7 @@ class PictureRewardModel(RewardModel):
 
     sees_pictures = True
 
-    def __init__(self, network: Scored, processor: ProcessorMixin) -> None:
+    def __init__(self, network: PicturedNetwork, processor: ProcessorMixin) -> None:
         self.network, self.processor = network, processor
         if processor.chat_template is None:
             raise ValueError("its processor has no chat template to show pictures by")
@@ -174,7 +174,7 @@ class PictureRewardModel(RewardModel):
             processor = AutoProcessor.from_pretrained(**hub(path))
         except (OSError, ValueError) as error:
             raise ValueError(f"no reward model of texts at '{path}': {reason(error)}") from error
-        scored = Scored(network.to(pick_device(device)).eval(), outputs or len(saved))
+        scored = PicturedNetwork(network.to(pick_device(device)).eval(), outputs or len(saved))
         if saved is not None and len(saved) == len(scored.head.weight):
             with torch.no_grad():
                 scored.head.weight.copy_(saved)

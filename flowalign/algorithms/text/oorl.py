@@ -46,7 +46,7 @@ class OORLSettings(language.LanguageSettings):
 
 
 @dataclass(kw_only=True)
-class Groups:
+class Alternatives:
     """Texts of the data of one process's prompts."""
 
     rollout: TextRollout
@@ -63,7 +63,7 @@ class Groups:
 
 @dataclass(kw_only=True)
 class OORLExperience(ActionExperience):
-    groups: Groups
+    alternatives: Alternatives
 
 
 class OORL(language.LanguageAlgorithm):
@@ -102,39 +102,40 @@ class OORL(language.LanguageAlgorithm):
         rows = [firsts[number] for number in group]
         prompts, metadata = [batch.prompts[row] for row in rows], [batch.metadata[row] for row in rows]
         rollout = demonstrated(sampler.policy, prompts, texts, metadata)
-        groups = Groups(
+        alternatives = Alternatives(
             rollout=rollout,
             reference=reference_log_probs(sampler, rollout),
             equivalent=torch.tensor(good, device=processes.device),
             group=torch.tensor(group, device=processes.device),
             owner={row: number for number, row in enumerate(firsts)},
         )
-        return OORLExperience(**vars(experience), groups=groups)
+        return OORLExperience(**vars(experience), alternatives=alternatives)
 
     def losses(
         self, policy: LanguagePolicy, experience: ActionExperience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         losses, values = super().losses(policy, experience, items)
         assert isinstance(experience, OORLExperience)
-        groups, share = experience.groups, len(experience.items) / len(experience.groups.owner)
+        alternatives = experience.alternatives
+        share = len(experience.items) / len(alternatives.owner)
         extra = torch.zeros_like(losses)
-        carriers = [place for place, row in enumerate(items[:, 0].tolist()) if row in groups.owner]
+        carriers = [place for place, row in enumerate(items[:, 0].tolist()) if row in alternatives.owner]
         if carriers:
-            numbers = [groups.owner[row] for row in items[carriers, 0].tolist()]
+            numbers = [alternatives.owner[row] for row in items[carriers, 0].tolist()]
             # the mean over items is then the mean over prompts
-            extra[carriers] = share * self.preference(policy, groups, numbers)
+            extra[carriers] = share * self.preference(policy, alternatives, numbers)
         return losses + self.settings.weight * extra, values | {"preference/loss": extra.detach()}
 
-    def preference(self, policy: LanguagePolicy, groups: Groups, numbers: Sequence[int]) -> Tensor:
+    def preference(self, policy: LanguagePolicy, alternatives: Alternatives, numbers: Sequence[int]) -> Tensor:
         """GEPO's losses of these prompts."""
-        place = torch.full((len(groups.owner),), -1, device=groups.group.device)
+        place = torch.full((len(alternatives.owner),), -1, device=alternatives.group.device)
         place[list(numbers)] = torch.arange(len(numbers), device=place.device)
-        rows = (place[groups.group] >= 0).nonzero()[:, 0]
-        log_prob = masked_sum(policy.log_probs(groups.rollout, rows)[0], groups.rollout.mask[rows])
+        rows = (place[alternatives.group] >= 0).nonzero()[:, 0]
+        log_prob = masked_sum(policy.log_probs(alternatives.rollout, rows)[0], alternatives.rollout.mask[rows])
         return group_equivalence(
-            log_prob - groups.reference[rows],
-            groups.equivalent[rows],
-            place[groups.group[rows]],
+            log_prob - alternatives.reference[rows],
+            alternatives.equivalent[rows],
+            place[alternatives.group[rows]],
             beta=self.settings.beta,
             equivalence=self.settings.equivalence,
         )
