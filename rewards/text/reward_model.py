@@ -41,7 +41,7 @@ class RewardModel:
     """
 
     sees_pictures = False
-    network: nn.Module
+    network: PreTrainedModel
 
     def __init__(
         self, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, most_tokens: int | None = None
@@ -151,6 +151,7 @@ class PictureRewardModel(RewardModel):
     """
 
     sees_pictures = True
+    network: PicturedNetwork
 
     def __init__(self, network: PicturedNetwork, processor: ProcessorMixin) -> None:
         self.network, self.processor = network, processor
@@ -163,19 +164,20 @@ class PictureRewardModel(RewardModel):
     ) -> "PictureRewardModel":
         """A model with its head from a folder; of an image-text-to-text model with a new head of `outputs` numbers."""
         file = Path(shipped(path)) / HEAD
-        if outputs is None and not file.is_file():
+        saved = load_file(file)["weight"] if file.is_file() else None
+        count = outputs if outputs is not None or saved is None else len(saved)
+        if count is None:
             raise ValueError(
                 f"'{path}' has no head that scores texts; `flowalign train-reward VOTES --texts --model {path}` "
                 "gives it one"
             )
-        saved = load_file(file)["weight"] if file.is_file() else None
         try:
             network = AutoModelForImageTextToText.from_pretrained(**hub(path), dtype=getattr(torch, dtype))
             processor = AutoProcessor.from_pretrained(**hub(path))
         except (OSError, ValueError) as error:
             raise ValueError(f"no reward model of texts at '{path}': {reason(error)}") from error
-        scored = PicturedNetwork(network.to(pick_device(device)).eval(), outputs or len(saved))
-        if saved is not None and len(saved) == len(scored.head.weight):
+        scored = PicturedNetwork(network.to(pick_device(device)).eval(), count)
+        if saved is not None and len(saved) == count:
             with torch.no_grad():
                 scored.head.weight.copy_(saved)
         return cls(scored, processor)
