@@ -83,6 +83,7 @@ class TextConfig(BaseConfig):
             require_vllm()
         model = self.model
         self._check_draws()
+        self._check_diffusion()
         for name in ("system", "chat_template", "chat_template_kwargs"):
             if getattr(model, name) and not (model.chat or model.images):
                 raise ConfigError(f"model.{name}: only a chat has one; model.chat=true works")
@@ -105,3 +106,21 @@ class TextConfig(BaseConfig):
         for name, (given, why) in cannot.items():
             if given:
                 raise ConfigError(f"{name}: with model.draws {why} works")
+
+    def _check_diffusion(self) -> None:
+        """Refuse what a model that opens masks cannot do."""
+        model = self.model
+        if model.diffusion is None:
+            return
+        cannot = {
+            "model.images": (model.images, "it is shown no pictures; false"),
+            "model.draws": (model.draws is not None, "it draws no pictures; null"),
+            "model.padding": (model.padding != "left", "prompts are padded on the left; left"),
+            "environment": (self.environment is not None, "it takes no turns; null"),
+            "rollout.engine": (self.rollout.engine.name != HERE, "no server opens masks; trainside"),
+            "rollout.repetition_penalty": (self.rollout.repetition_penalty != 1, "no token comes before; 1.0"),
+            "rollout.continuous_batching": (self.rollout.continuous_batching, "all texts take as many steps; false"),
+        }
+        for name, (given, why) in cannot.items():
+            if given:
+                raise ConfigError(f"{name}: with model.diffusion {why} works")

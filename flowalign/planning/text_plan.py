@@ -109,6 +109,8 @@ def plan_text(config: TextConfig, gpu: str, gpus: int, price: float | None) -> R
         raise ConfigError("model.images: what pictures in prompts take is not counted; plan is of texts alone")
     if config.model.draws is not None:
         raise ConfigError("model.draws: what pictures take is not counted; plan is of texts alone")
+    if config.model.diffusion is not None:
+        raise ConfigError("model.diffusion: what masked diffusion takes is not counted; plan is of causal models")
     if config.environment is not None:
         raise ConfigError("environment: how long its answers are is not known; plan is of texts without turns")
     if config.rollout.engine.name != HERE:

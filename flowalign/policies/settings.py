@@ -135,10 +135,21 @@ class Draws(Section):
     """Scale of classifier-free guidance of a picture's tokens; 1 is none, and half the time."""
 
 
+class MaskedDiffusion(Section):
+    """Texts of a masked language model (ModernBERT, BERT), opened from masks in steps."""
+
+    steps: int = Field(8, ge=1)
+    """Steps from masks to a text."""
+    order: Literal["rates", "confidence"] = "rates"
+    """each position opens by itself, at the rates of the discrete flow; or the same number a step, those first whose
+    tokens are the most probable (LLaDA's low-confidence remasking)"""
+
+
 class TextModel(Network):
     kind: Literal["text"]
     path: str
-    """Folder, hub name (owner/name@commit works) of a causal language model, or the shipped 'tiny_lm'."""
+    """Folder, hub name (owner/name@commit works) of a causal language model, or the shipped 'tiny_lm'; with `diffusion`
+    of a masked one, or 'tiny_masked_lm'."""
     padding: Literal["left", "right", "packed"] = "left"
     """side of the padding when log-probabilities are computed, or packed: short texts share a row (transformers tells
     them apart by their positions); sampling always pads on the left"""
@@ -154,6 +165,8 @@ class TextModel(Network):
     """an image-text-to-text model: a prompt is a user's turn that shows the pictures under 'image' in its metadata"""
     draws: Draws | None = None
     """Pictures of an Emu3, which are scored in the place of texts: picture tokens are actions like words."""
+    diffusion: MaskedDiffusion | None = None
+    """Texts by masked diffusion: all of max_new_tokens positions are opened from masks, and each opening is an action."""
 
 
 class Snapshot(Section):

@@ -24,6 +24,7 @@ from flowalign.policies.diffusion.context_parallel import TokenParts, check_cont
 from flowalign.policies.diffusion.families import check_adapters, family_of
 from flowalign.policies.diffusion.storage import check_arguments, described_by, load_config, network_class
 from flowalign.policies.language.policy import LanguagePolicy
+from flowalign.policies.language.masked import MaskedPolicy
 from flowalign.policies.language.turns import AgentPolicy
 from flowalign.policies.language.unified import UnifiedPolicy
 from flowalign.policies.language.vision_language import VisionLanguagePolicy
@@ -112,6 +113,8 @@ def language_policy(config: TextConfig) -> tuple[type[LanguagePolicy], dict[str,
         return VisionLanguagePolicy, chat
     if model.draws is not None:
         return UnifiedPolicy, model.draws.model_dump()
+    if model.diffusion is not None:
+        return MaskedPolicy, chat | {"chat": model.chat} | model.diffusion.model_dump()
     settings = chat | {"padding": model.padding, "chat": model.chat}
     if environment is None:
         return LanguagePolicy, settings

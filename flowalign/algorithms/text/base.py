@@ -88,6 +88,8 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
     piece: ClassVar[LooksAt] = "group"
     takes_turns: ClassVar[bool] = True
     """every text is sampled, so that it may be an episode with an environment"""
+    opens_masks: ClassVar[bool] = False
+    """it looks at nothing but tokens and their log-probabilities, so that they may be opened by masked diffusion"""
     unit = "texts"
 
     def read(self, data: Data) -> Prompts:
@@ -109,6 +111,11 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
             raise ConfigError(
                 f"algorithm: '{config.algorithm.name}' learns from demonstrations, which are texts without turns; with "
                 "an environment grpo works"
+            )
+        if config.model.diffusion is not None and (not self.opens_masks or self.needs("state")):
+            raise ConfigError(
+                f"model.diffusion: '{config.algorithm.name}' with the advantage '{self.settings.advantage.name}' looks "
+                "at what came before a token, and masks open in any order; dflow_grpo works"
             )
         if getattr(self.advantage_of, "centres_steps", False):
             for i, reward in enumerate(config.rewards):

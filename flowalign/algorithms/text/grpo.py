@@ -13,3 +13,4 @@ class GRPO(LanguageAlgorithm):
     """GRPO on a language model's tokens, its advantage, loss and aggregation by name (arXiv 2402.03300)."""
 
     name = "grpo"
+    opens_masks = True

@@ -407,18 +407,30 @@ class LanguagePolicy(Policy[TextRollout]):
         else:
             inputs |= self.replay_inputs(rollout, rows, attention)
 
-        def scored(hidden: Tensor, head: Head) -> Tensor:
-            return scores(hidden[places], head, tokens, earlier)
+        self.forwards += len(rows)
+        return self.at_places(inputs, places, lambda hidden, head: scores(hidden, head, tokens, earlier))
+
+    def at_places(
+        self, inputs: dict[str, Any], places: tuple[Tensor, Tensor], made: Callable[[Tensor, Head], Tensor]
+    ) -> Tensor:
+        """What `made` makes of what the output head gets [M, H] at places of the network's output, and of the head.
+
+        Args:
+            inputs: the network's arguments.
+            places: rows and columns, [M] each.
+        """
+
+        def of_places(hidden: Tensor, head: Head) -> Tensor:
+            return made(hidden[places], head)
 
         wrapped: nn.Module = self.model if torch.is_grad_enabled() else self._bare
         bare: Any = self.network if torch.is_grad_enabled() else self._bare
-        self.forwards += len(rows)
         with self._autocast():
             if not self._head_is_last:
-                return scored(wrapped(**inputs).logits, lambda logits: logits)
-            with instead_of_logits(bare.get_output_embeddings(), scored):
-                made: Tensor = wrapped(**inputs).logits
-                return made
+                return of_places(wrapped(**inputs).logits, lambda logits: logits)
+            with instead_of_logits(bare.get_output_embeddings(), of_places):
+                output: Tensor = wrapped(**inputs).logits
+                return output
 
     def replay_inputs(self, rollout: TextRollout, rows: Tensor, attention: Tensor) -> dict[str, Any]:
         """The network's arguments to score completions, besides tokens and their mask `attention`."""

@@ -59,10 +59,14 @@ class TextRollout(Rows):
     """[B, T] integers: each token's turn, with the environment's answer to it; -1: padding. Default: one turn."""
     episodes: list[list[TurnTaken]] = field(default_factory=list)
     """[B] the turns of each row; empty without an environment"""
+    step: Tensor = field(default_factory=lambda: torch.empty(0))
+    """[B, T] integers: the step of masked diffusion that opened each position; [B, 0] where one token follows another"""
 
     def __post_init__(self) -> None:
         if self.turn.numel() == 0:
             self.turn = self.mask.long() - 1
+        if self.step.numel() == 0:
+            self.step = self.turn[:, :0]
 
     @property
     def present(self) -> Tensor:
@@ -100,4 +104,5 @@ class TextRollout(Rows):
             log_prob=pad(self.log_prob, right),
             entropy=pad(self.entropy, right),
             turn=pad(self.turn, right, value=-1),
+            step=pad(self.step, right if self.step.shape[1] else (0, 0), value=-1),
         )
