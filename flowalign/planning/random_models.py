@@ -15,6 +15,7 @@ from flowalign.data import ASSETS, shipped
 from flowalign.errors import ConfigError
 from flowalign.planning.tiny_pipelines import DATA, PIPELINES, part
 from flowalign.policies.diffusion.storage import check_index, load_config
+from flowalign.policies.language.masked import MaskedPolicy
 from flowalign.policies.language.policy import LanguagePolicy
 from rewards.hub import hub
 
@@ -105,7 +106,10 @@ def random_language_model(
 
 
 def tiny_language_model(kind: type[LanguagePolicy], dtype: torch.dtype, device: torch.device) -> tuple[Any, Any]:
-    """A small model of random weights: one that reads any text byte by byte, or the shipped one that sees pictures."""
+    """A small model of random weights: one that reads any text byte by byte, or a shipped one that sees pictures or
+    opens masks."""
+    if issubclass(kind, MaskedPolicy):
+        return random_language_model("tiny_masked_lm", kind, dtype, device)
     if kind.networks is not LanguagePolicy.networks:
         return random_language_model("tiny_vlm", kind, dtype, device)
     tokens = byte_tokenizer()

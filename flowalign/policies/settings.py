@@ -166,7 +166,7 @@ class TextModel(Network):
     draws: Draws | None = None
     """Pictures of an Emu3, which are scored in the place of texts: picture tokens are actions like words."""
     diffusion: MaskedDiffusion | None = None
-    """Texts by masked diffusion: all of max_new_tokens positions are opened from masks, and each opening is an action."""
+    """Texts by masked diffusion: max_new_tokens positions are opened from masks, and each opening is an action."""
 
 
 class Snapshot(Section):

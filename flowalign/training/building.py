@@ -23,8 +23,8 @@ from flowalign.policies.diffusion.caching import check_cacheable
 from flowalign.policies.diffusion.context_parallel import TokenParts, check_context_parallel
 from flowalign.policies.diffusion.families import check_adapters, family_of
 from flowalign.policies.diffusion.storage import check_arguments, described_by, load_config, network_class
-from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.masked import MaskedPolicy
+from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.turns import AgentPolicy
 from flowalign.policies.language.unified import UnifiedPolicy
 from flowalign.policies.language.vision_language import VisionLanguagePolicy

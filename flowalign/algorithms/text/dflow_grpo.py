@@ -20,7 +20,8 @@ from flowalign.algorithms.text import base as language
 from flowalign.config import Named, TextConfig
 from flowalign.core.record import Actions, ByTurn, Record
 from flowalign.errors import ConfigError
-from flowalign.rollouts.language import LanguageSampler
+from flowalign.rollouts.language import LanguageSampler, SampledTexts
+from flowalign.rollouts.processes import Processes
 
 
 class DFlowGRPOSettings(language.LanguageSettings):
@@ -44,29 +45,38 @@ class DFlowGRPO(language.LanguageAlgorithm):
             raise ConfigError("algorithm: 'dflow_grpo' learns from steps of masked diffusion; model.diffusion={} works")
         if self.settings.aggregation is not None:
             raise ConfigError("algorithm.aggregation: dflow_grpo takes the mean over steps; null works")
+        if self.learning(config) == 0:
+            raise ConfigError("model.diffusion.steps: the last of 1 does not learn; algorithm.last_step=true works")
+
+    def learning(self, config: TextConfig) -> int:
+        """Number of the steps that learn, the first ones."""
+        assert config.model.diffusion is not None, "checked when it was read"
+        return config.model.diffusion.steps - (not self.settings.last_step)
 
     def weights(self, sampler: LanguageSampler, record: Record) -> tuple[Tensor, Tensor]:
-        """As of the base; the policy losses of each text are summed over its steps and divided by their number."""
-        assert sampler.config.model.diffusion is not None
+        """As of the base; the policy losses of a text's steps are added up and divided by the number of steps."""
         loss_weight, divergence_weight = super().weights(sampler, record)
-        learning = sampler.config.model.diffusion.steps - (not self.settings.last_step)
-        return (loss_weight != 0) / max(learning, 1), divergence_weight
+        return (loss_weight != 0) / self.learning(sampler.config), divergence_weight
+
+    def experience(self, sampled: SampledTexts, record: Record, processes: Processes) -> ActionExperience:
+        experience = super().experience(sampled, record, processes)
+        learns = sampled.rollout.step < self.learning(sampled.sampler.config)
+        experience.loss_weight = experience.loss_weight * learns
+        return experience
 
     def token_losses(
         self, experience: ActionExperience, rows: Tensor, tokens: Actions
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """[N, T] losses of steps, each divided among the positions that it opened."""
-        rollout = experience.rollout
-        taught = tokens.mask & (self.settings.last_step | (rollout.step[rows] < self.last(rollout)))
-        by = ByTurn(rollout.step[rows].clamp(min=0), taught)
-        opened = by.sum(torch.ones_like(tokens.log_prob)).clamp(min=1)
+        step = ByTurn(experience.rollout.step[rows].where(tokens.mask, 0), tokens.mask)
+        opened = step.sum(torch.ones_like(tokens.log_prob))
         positions = tokens.mask.sum(1, keepdim=True)
         steps = replace(
             tokens,
-            log_prob=by.sum(tokens.log_prob) / positions,
-            old_log_prob=by.sum(tokens.old_log_prob) / positions,
-            advantage=by.sum(tokens.advantage) / opened,
-            mask=by.sum(taught.float()) > 0,
+            log_prob=step.sum(tokens.log_prob) / positions,
+            old_log_prob=step.sum(tokens.old_log_prob) / positions,
+            advantage=step.sum(tokens.advantage) / opened.clamp(min=1),
+            mask=opened > 0,
         )
         losses, values = self.named_loss(steps)
-        return by.spread(losses / opened) * taught, {name: by.spread(value) for name, value in values.items()}
+        return step.spread(losses / opened.clamp(min=1)), {name: step.spread(value) for name, value in values.items()}

@@ -86,7 +86,7 @@ def gives_logits(network: PreTrainedModel) -> bool:
     outputs: list[Tensor] = []
     hook = network.get_output_embeddings().register_forward_hook(lambda head, given, logits: outputs.append(logits))
     # several: the output of a padding token may be 0, which no cap changes
-    ids = torch.arange(8, device=network.device)[None]
+    ids = torch.arange(min(8, network.config.get_text_config().vocab_size), device=network.device)[None]
     try:
         logits = network(input_ids=ids, use_cache=False).logits
     finally:

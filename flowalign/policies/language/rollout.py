@@ -60,7 +60,8 @@ class TextRollout(Rows):
     episodes: list[list[TurnTaken]] = field(default_factory=list)
     """[B] the turns of each row; empty without an environment"""
     step: Tensor = field(default_factory=lambda: torch.empty(0))
-    """[B, T] integers: the step of masked diffusion that opened each position; [B, 0] where one token follows another"""
+    """[B, T] integers: the step of masked diffusion that opened each position; [B, 0] of texts that are written in
+    order"""
 
     def __post_init__(self) -> None:
         if self.turn.numel() == 0:
