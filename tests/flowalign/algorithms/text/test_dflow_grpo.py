@@ -13,12 +13,12 @@ from tests.flowalign.small_run import small_run
 SMALL = ("training.micro_batch_size=16", "training.group_size=4", "rollout.max_new_tokens=5")
 
 
-def first_is_even(texts: list[str], prompts: list[str]) -> list[float]:
-    return [float(text[:1] in {"0", "2", "4", "6", "8"}) for text in texts]
+def last_is_even(texts: list[str], prompts: list[str]) -> list[float]:
+    return [float(text[-1:] in {"0", "2", "4", "6", "8"}) for text in texts]
 
 
 def small(folder: Path, *overrides: str) -> Trainer:
-    return small_run("tiny_lm/dflow_grpo", folder, *SMALL, *overrides, reward=first_is_even)
+    return small_run("tiny_lm/dflow_grpo", folder, *SMALL, *overrides, reward=last_is_even)
 
 
 @pytest.mark.parametrize("last_step", [True, False])
