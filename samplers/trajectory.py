@@ -16,18 +16,25 @@ from samplers.stored import Allocate, Stored
 
 @dataclass(kw_only=True)
 class Trajectory(Rows):
-    """B samples of T steps, float32."""
+    """B samples of T steps, float32.
+
+    A causal video is made in chunks of its frames, the second axis of a sample: each chunk takes all the steps of the
+    schedule while those before it are clean and those after it are noise. T is then `chunks` times the schedule's
+    length, and a step's velocity, mean and log-probability are those of its chunk.
+    """
 
     latents: Tensor | Stored
     """[B, T + 1, ...]: the start noise, then the sample after each step"""
     velocity: Tensor | Stored
-    """[B, T, ...]: the guided velocity at each step"""
+    """[B, T, ...]: the guided velocity at each step, of the step's chunk"""
     log_prob: Tensor
     """[B, T]: 0 at deterministic steps"""
     eta: Tensor
     """[B, T]: noise level of each step, 0 where it is deterministic, be it by the plan or by the kernel"""
     sigmas: Tensor = field(metadata=SHARED)
-    """[T + 1]: the schedule, ending in 0"""
+    """[T / chunks + 1]: the schedule, ending in 0"""
+    chunks: int = field(default=1, metadata=SHARED)
+    """Chunks of frames, made one after the other; 1: a sample is made as a whole."""
     nodes: Tensor | None = None
     """[B, T + 1] integers: equal numbers at a depth mark one state, on a shared path; None: no shared path."""
 
@@ -40,6 +47,18 @@ class Trajectory(Rows):
     def final(self) -> Tensor:
         """[B, ...]: the finished samples."""
         return self.latents[:, -1]
+
+    def levels(self, steps: Tensor) -> tuple[Tensor, Tensor]:
+        """[N] noise levels that these steps [N] leave from and arrive at."""
+        at = steps % (len(self.sigmas) - 1)
+        return self.sigmas[at], self.sigmas[at + 1]
+
+    def part(self, x: Tensor, steps: Tensor) -> Tensor:
+        """Of each sample [N, ...] the chunk that the step of its own, [N], changes."""
+        if self.chunks == 1:
+            return x
+        rows = torch.arange(len(x), device=x.device)
+        return x.unflatten(2, (self.chunks, -1))[rows, :, steps // (len(self.sigmas) - 1)]
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
@@ -87,12 +106,11 @@ class Trajectory(Rows):
         """
         return transition(
             kernel,
-            self.latents[samples if starts is None else starts, steps],
+            self.part(self.latents[samples if starts is None else starts, steps], steps),
             velocity,
-            self.sigmas[steps],
-            self.sigmas[steps + 1],
+            *self.levels(steps),
             self.eta[samples, steps],
-            next=self.latents[samples, steps + 1],
+            next=self.part(self.latents[samples, steps + 1], steps),
         )
 
 
@@ -106,15 +124,24 @@ class Recorder:
         eta: [T] or [B, T] on the CPU, noise level of each step; the host reads it to know which steps need noise.
         seeds: B seeds of the step noise.
         order: 2 takes the steps after the last stochastic one by DPM-Solver++ instead of Euler's rule; its history
-            begins with that stochastic step (MixGRPO-Flash, arXiv 2507.21802).
+            begins with that stochastic step (MixGRPO-Flash, arXiv 2507.21802). Only of samples made as a whole.
+        chunks: chunks of frames that go down the schedule one after the other, as of `Trajectory`; `eta` is each one's.
     """
 
     def __init__(
-        self, x: Tensor, sigmas: Tensor, kernel: Kernel, eta: Tensor, seeds: Sequence[int], order: Literal[1, 2] = 1
+        self,
+        x: Tensor,
+        sigmas: Tensor,
+        kernel: Kernel,
+        eta: Tensor,
+        seeds: Sequence[int],
+        order: Literal[1, 2] = 1,
+        chunks: int = 1,
     ) -> None:
         self.x = x.float()
         self.sigmas = sigmas.to(x.device, torch.float32)
-        self.kernel = kernel
+        self.kernel, self.chunks = kernel, chunks
+        eta = torch.cat([eta] * chunks, -1)
         noisy = eta.cpu().gt(0).expand(len(x), -1)
         self.noisy: list[list[bool]] = noisy.T.tolist()
         self.stochastic: list[bool] = noisy.any(0).tolist()
@@ -128,21 +155,29 @@ class Recorder:
         self.etas: list[Tensor] = []
 
     def step(self, velocity: Tensor) -> Tensor:
-        """Make the next transition and return the new sample, [B, ...] float32."""
+        """Make the next transition and return the new sample, [B, ...] float32.
+
+        Args:
+            velocity: [B, ...] at the sample, of the step's chunk.
+        """
         k, batch = len(self.velocities), len(self.x)
+        chunk, at = divmod(k, len(self.sigmas) - 1)
+        frames = self.x.chunk(self.chunks, 2) if self.chunks > 1 else (self.x,)
         # a sample's noise does not depend on what the others of its batch draw
-        shape, device = self.x.shape[1:], self.x.device
+        shape, device = frames[chunk].shape[1:], self.x.device
         noise = normal(shape, self.sources, device, self.noisy[k]) if self.stochastic[k] else None
         transitioned = transition(
             self.kernel,
-            self.x,
+            frames[chunk],
             velocity,
-            self.sigmas[k].expand(batch),
-            self.sigmas[k + 1].expand(batch),
+            self.sigmas[at].expand(batch),
+            self.sigmas[at + 1].expand(batch),
             self.eta[:, k],
             noise=noise,
         )
         x = transitioned.next
+        if self.chunks > 1:
+            x = torch.cat([*frames[:chunk], x, *frames[chunk + 1 :]], 2)
         if self.solver is not None and k >= self.last:
             solved = self.solver.step(self.x, velocity)
             x = solved if k > self.last else x
@@ -170,4 +205,5 @@ class Recorder:
             log_prob=torch.stack(self.log_probs, 1),
             eta=torch.stack(self.etas, 1),
             sigmas=self.sigmas,
+            chunks=self.chunks,
         )

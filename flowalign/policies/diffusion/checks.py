@@ -72,13 +72,17 @@ def _check_noise(policy: Any, rollout: Rollout) -> None:
     advice = "a smaller rollout.eta, more rollout.steps or kernel: dance_sde would work"
     if not traits_of(rollout.kernel).learned:
         # the last step's noise is in the finished latents
-        spread = step_spread(rollout.kernel, trajectory.sigmas, trajectory.eta.amax(0))[:-1]
+        eta = trajectory.eta.amax(0).unflatten(0, (trajectory.chunks, -1)).amax(0)
+        spread = step_spread(rollout.kernel, trajectory.sigmas, eta)[:-1]
         if spread.numel() and not spread.max() <= LARGEST_SPREAD:
             raise FlowalignError(
                 f"the kernel's noise takes {name} away from its samples: after step {int(spread.argmax()) + 1} of "
                 f"{len(spread) + 1} a state has a standard deviation of {float(spread.max()):.2g} times what its noise "
                 f"level says; {advice}"
             )
+    if trajectory.chunks > 1:
+        # a completion by the ODE is of a sample made as a whole
+        return
     rows = torch.arange(min(len(rollout), 2), device=policy.device)
     start, whole = trajectory.latents[rows, 0], [path(0, trajectory.velocity.shape[1])] * len(rows)
     by_ode = complete(policy.at(rollout), start, rows, whole, trajectory.sigmas, trajectory.velocity[rows, 0])

@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -119,6 +119,10 @@ class Conditions:
             return Conditions([[calls[branch]] for calls in self.calls], [1], self.batch, self.shared, self.turned)
         rows = slice(branch * self.batch, (branch + 1) * self.batch)
         return Conditions(_mapped([self], lambda values, _: values[0][rows]), [1], self.batch, self.shared, self.turned)
+
+    def of_steps(self, steps: Sequence[int]) -> "Conditions":
+        """The conditions of a rollout of these steps alone."""
+        return Conditions([self.calls[k] for k in steps], self.copies, self.batch, self.shared, self.turned)
 
     def expert(self, steps: Tensor) -> Tensor:
         """[N] number of the network that the pipeline asked at these steps [N], where it has several."""
@@ -305,16 +309,24 @@ class CallRecorder:
         self.calls.append(call)
 
     def conditions(
-        self, batch: int, steps: int, shared: Collection[str], turned: Collection[str], extra: object = None
+        self,
+        batch: int,
+        steps: int,
+        shared: Collection[str],
+        turned: Collection[str],
+        extra: object = None,
+        noted: Mapping[str, Any] | None = None,
     ) -> Conditions:
         """The calls of a finished rollout, sorted by step.
 
         Args:
             shared, turned: as of `Conditions`.
             extra: the part of the network's input that is not the latents, the same in every call.
+            noted: what else every call is to have, as of `Family.noted`.
         """
-        if extra is not None:
-            for call in self.calls:
+        for call in self.calls:
+            call.update(noted or {})
+            if extra is not None:
                 call[EXTRA_INPUT] = extra
         of_calls: dict[int, Tensor] = {}
         for call in self.calls:

@@ -183,7 +183,9 @@ class ForwardProcess:
                 self.policy._call(texts[rows], sources[rows.start], seeds[rows], count, scales, scheduler, call)
             extra = self.family.extra_input(recorded.first_input, scheduler.loop_shape)
             family, count = self.family, len(scheduler.levels) - 1
-            conditions = recorded.conditions(len(texts[rows]), count, family.shared, family.turned, extra)
+            conditions = recorded.conditions(
+                len(texts[rows]), count, family.shared, family.turned, extra, family.noted(self.pipeline)
+            )
             members = torch.arange(len(texts[rows]), device=x0.device)
             pieces.append(Ragged([conditions], members * 0, members) if self.family.unpadded else conditions)
         x0 = self._sampled(x0, scheduler.shape[1:])

@@ -29,7 +29,7 @@ from flowalign.policies.diffusion.families import Family, check_adapters, family
 from flowalign.policies.diffusion.forward_process import CleanSamples, ForwardProcess, Noised
 from flowalign.policies.diffusion.prompts import PromptEncoder
 from flowalign.policies.diffusion.rlg import weighed_velocity, weighing
-from flowalign.policies.diffusion.rollout import Rollout
+from flowalign.policies.diffusion.rollout import Rollout, ending
 from flowalign.policies.diffusion.scheduler import StartScheduler, TransitionScheduler
 from flowalign.policies.diffusion.sources import opened
 from flowalign.policies.diffusion.storage import (
@@ -270,6 +270,8 @@ class DiffusersPolicy(Policy[Rollout]):
         cache: Callable[[Any], Any] | None = None,
         dry: bool = False,
         allocate: Allocate | None = None,
+        chunks: int = 1,
+        until: int | None = None,
         **call: object,
     ) -> Rollout:
         """Sample trajectories through the pipeline's own call.
@@ -297,13 +299,20 @@ class DiffusersPolicy(Policy[Rollout]):
             dry: do not run the network: every state is the start noise, and all else as in sampling.
             allocate: memory on the host that states and embeddings of each network batch move to, as of
                 `samplers.stored`; None: they stay on the device.
+            chunks: chunks of frames that a causal pipeline makes one after the other, each in `steps` steps that `eta`
+                is of: T is `chunks * steps`.
+            until: of a causal pipeline, the step of each chunk that goes straight to its prediction of x0 and is the
+                last one (Self-Forcing, arXiv 2506.08009).
             call: further arguments of the pipeline's call (height, width, ...).
         """
         self._check_guidance(guidance, guidance_2, call)
+        causal = self.family.causal
+        self._check_causal(chunks > 1 or until is not None, order, cache is not None)
         prompts = [text for text in ([prompts] if isinstance(prompts, str) else prompts) for _ in range(n)]
         seeds = range(len(prompts)) if seeds is None else seeds
         kernel = registry.resolve("kernels", kernel, "kernel") if isinstance(kernel, str) else kernel
         eta = All().etas(steps, eta, 0, 0) if isinstance(eta, int | float) else eta
+        call |= {"chunks": chunks} if causal else {}
         self.family.check_size(self.pipeline, call)
         noise_seeds = [derive_seed(seed, 1) for seed in seeds] if noise_seeds is None else noise_seeds
         call |= {"sigmas": list(sigmas)} if sigmas is not None else {}
@@ -318,17 +327,22 @@ class DiffusersPolicy(Policy[Rollout]):
             report(rows.start, len(texts))
             part_eta = eta[rows] if eta is not None and eta.dim() == 2 else eta
             size = self.family.size(self.pipeline, call)
-            scheduler = walk(self.pipeline.scheduler, self.family, size, kernel, part_eta, noise_seeds[rows], order)
+            scheduler = walk(
+                self.pipeline.scheduler, self.family, size, kernel, part_eta, noise_seeds[rows], order, chunks
+            )
             cached = contextlib.nullcontext() if cache is None or dry else caching(self, cache, scheduler)
-            walks = rlg != 1 and self.family.rescales and not dry
+            walks = (causal or (rlg != 1 and self.family.rescales)) and not dry
             mixed: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
             if rlg != 1 and not walks:
                 mixed = weighing(self, rlg, lambda scheduler=scheduler: scheduler.taken >= rlg_from)  # type: ignore[misc]
             with cached, mixed:
                 sample = functools.partial(self._sample, texts[rows], sources[rows.start], seeds[rows], steps, scales)
-                stay = StartScheduler(self.pipeline.scheduler, self.family, size, kernel, None, seeds[rows])
+                stay = StartScheduler(self.pipeline.scheduler, self.family, size, kernel, None, seeds[rows], 1, chunks)
                 if walks:
                     start = replace(sample(stay, call, True), rlg=rlg, rlg_from=rlg_from)
+                    if until is not None:
+                        start = start.until(until)
+                        part_eta = None if part_eta is None else ending(part_eta, until)
                     rollout = self._walked(start, kernel, part_eta, noise_seeds[rows], order)
                 elif self.start_noise is None or dry:
                     rollout = sample(scheduler, call, dry)
@@ -349,8 +363,9 @@ class DiffusersPolicy(Policy[Rollout]):
         x, sigmas = start.trajectory.latents[:, 0], start.trajectory.sigmas
         rows, steps = torch.arange(len(x), device=x.device), len(sigmas) - 1
         x = x if self.start_noise is None else self.start_noise(start)
-        recorder = Recorder(x, sigmas, kernel, torch.zeros(steps) if eta is None else eta, seeds, order)
-        for step in range(steps):
+        eta, chunks = torch.zeros(steps) if eta is None else eta, start.trajectory.chunks
+        recorder = Recorder(x, sigmas, kernel, eta, seeds, order, chunks)
+        for step in range(steps * chunks):
             recorder.step(self.velocity(start, rows, torch.full_like(rows, step), recorder.x))
         return replace(start, trajectory=recorder.trajectory(), kernel=kernel)
 
@@ -362,6 +377,16 @@ class DiffusersPolicy(Policy[Rollout]):
         # a pipeline scales what it is given as it does what it draws
         latents = latents / getattr(self.pipeline.scheduler, "init_noise_sigma", 1.0)
         return latents
+
+    def _check_causal(self, in_chunks: bool, order: int, cached: bool) -> None:
+        """Refuse chunks where videos are made as a whole, and what does not go with them."""
+        name = type(self.pipeline).__name__
+        if in_chunks and not self.family.causal:
+            raise ConfigError(f"chunks: {name} makes its samples as a whole; 1 works")
+        if in_chunks and order == 2:
+            raise ConfigError("order: chunks are made by Euler's rule; 1 works")
+        if cached and self.family.causal:
+            raise ConfigError(f"cache: the calls of {name} are not its pipeline's loop, which a cache needs; null works")
 
     def _check_guidance(self, guidance: float, guidance_2: float | None, call: dict[str, Any]) -> None:
         """Refuse what this pipeline has not, or a replay would not repeat."""
@@ -390,8 +415,9 @@ class DiffusersPolicy(Policy[Rollout]):
             output = self._call(texts, source, seeds, steps, guidance, scheduler, call)
         self.forwards += 0 if dry else sum(recorded.rows)
         extra = self.family.extra_input(recorded.first_input, scheduler.loop_shape)
-        family, count = self.family, len(scheduler.levels) - 1
-        conditions = recorded.conditions(len(prompts), count, family.shared, family.turned, extra)
+        family, count = self.family, (len(scheduler.levels) - 1) * scheduler.chunks
+        noted = family.noted(self.pipeline)
+        conditions = recorded.conditions(len(prompts), count, family.shared, family.turned, extra, noted)
         assert scheduler.recorder is not None
         trajectory = scheduler.recorder.trajectory()
         rows = torch.arange(len(prompts), device=trajectory.latents.device)
@@ -454,7 +480,7 @@ class DiffusersPolicy(Policy[Rollout]):
             self.pipeline.scheduler = scheduler_before
 
     def velocity(self, rollout: Rollout, samples: Tensor, steps: Tensor, x: Tensor | None = None) -> Tensor:
-        """Guided velocities of the current weights: [N, ...] for the pairs (samples[n], steps[n]).
+        """Guided velocities of the current weights: [N, ...] for the pairs (samples[n], steps[n]), of the steps' chunks.
 
         One network call serves pairs of different steps; gradients flow to what is trained. A stored state that
         several samples share is asked about once.
@@ -475,16 +501,17 @@ class DiffusersPolicy(Policy[Rollout]):
             apart = zip((way for way, _ in ways), members, strict=True)
             velocities = [self.velocity(way, samples[rows], steps[rows], x[rows]) for way, rows in apart if len(rows)]
             return torch.cat(velocities)[torch.cat(members).argsort()]
-        sigmas = rollout.trajectory.sigmas
+        at, to = rollout.trajectory.levels(steps)
         prompts = [rollout.prompts[i] for i in samples.tolist()] if self.encoder.trained else None
 
         def guided() -> Tensor:
-            return self._velocity(x, sigmas[steps], rollout.conditions, samples, steps, rollout.guidance, prompts)
+            return self._velocity(x, at, rollout.conditions, samples, steps, rollout.guidance, prompts)
 
         velocity = guided() if rollout.rlg == 1 else weighed_velocity(self, rollout.rlg, guided)
-        at, to = (sigma.view(-1, *[1] * (x.dim() - 1)) for sigma in (sigmas[steps], sigmas[steps + 1]))
+        velocity, x = (rollout.trajectory.part(whole, steps) for whole in (velocity, x))
+        at, to = (sigma.view(-1, *[1] * (x.dim() - 1)) for sigma in (at, to))
         scheduler = self.family.scheduler(self.pipeline.scheduler)
-        return self.family.own_step(velocity, x, at, to, len(sigmas) - 1, scheduler)
+        return self.family.own_step(velocity, x, at, to, len(rollout.trajectory.sigmas) - 1, scheduler)
 
     def _velocity(
         self,
@@ -555,6 +582,7 @@ class DiffusersPolicy(Policy[Rollout]):
         """All outputs of the denoiser for packed latents."""
         network = self.model if torch.is_grad_enabled() else self._bare
         extra = call.pop(EXTRA_INPUT, None)
+        call = self.family.ready(self._bare, call)
         with self._autocast():
             return network(self.family.network_input(latents, extra), **call)
 

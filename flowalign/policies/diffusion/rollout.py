@@ -112,8 +112,17 @@ class Rollout(Rows):
     @property
     def mask(self) -> Tensor:
         """[B, T] bool: the stochastic steps that are learned from."""
-        mask = self.trajectory.mask
-        return mask & (torch.arange(mask.shape[1], device=mask.device) < mask.shape[1] - self.unlearned)
+        mask, steps = self.trajectory.mask, len(self.trajectory.sigmas) - 1
+        return mask & (torch.arange(mask.shape[1], device=mask.device) % steps < steps - self.unlearned)
+
+    def until(self, step: int) -> "Rollout":
+        """A rollout that has not begun, on a shorter schedule: `step`, of each chunk, leads to the end."""
+        trajectory, conditions = self.trajectory, self.conditions
+        assert isinstance(conditions, Conditions)
+        length = len(trajectory.sigmas) - 1
+        kept = [chunk * length + k for chunk in range(trajectory.chunks) for k in range(step + 1)]
+        shorter = replace(trajectory, sigmas=ending(trajectory.sigmas, step + 1))
+        return replace(self, trajectory=shorter, conditions=conditions.of_steps(kept))
 
     def stored(self, allocate: Allocate) -> "Rollout":
         """The same with states, velocities and embeddings on the host."""
@@ -173,3 +182,8 @@ class Rollout(Rows):
             conditions, rows, _ = next(conditions.split(rows))
         leaves, _ = tree_flatten(conditions.gather(rows, steps))
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def ending(values: Tensor, step: int) -> Tensor:
+    """Values [..., T] up to a step, where they are 0: [..., step + 1]."""
+    return torch.cat([values[..., :step], torch.zeros_like(values[..., :1])], -1)

@@ -30,6 +30,7 @@ class TransitionScheduler:
         eta: [T] or [B, T] noise levels, None for the ODE.
         seeds: B seeds of the step noise.
         order: order of the solver after the last stochastic step: 1 or 2, see `Recorder`.
+        chunks: chunks of frames that are made one after the other.
     """
 
     def __init__(
@@ -41,10 +42,12 @@ class TransitionScheduler:
         eta: Tensor | None,
         seeds: Sequence[int],
         order: Literal[1, 2] = 1,
+        chunks: int = 1,
     ) -> None:
         self.walked = copy.deepcopy(family.scheduler(own))
         self.family, self.size = family, size
         self.kernel, self.eta, self.seeds, self.order = kernel, eta, seeds, order
+        self.chunks = chunks
         self.recorder: Recorder | None = None
         self.loop_shape: tuple[int, ...] = ()
         """Shape of the latents in the pipeline's loop."""
@@ -98,7 +101,7 @@ class TransitionScheduler:
             raise FlowalignError(f"{name} gives noise levels that are not finite for {steps} steps; more steps work")
         self.loop_shape = tuple(sample.shape)
         x = self.family.unpack(sample, self.size).float() / self.family.scale(levels[0].to(sample.device))
-        return Recorder(x, levels, self.kernel, eta, self.seeds, self.order)
+        return Recorder(x, levels, self.kernel, eta, self.seeds, self.order, self.chunks)
 
 
 class StartScheduler(TransitionScheduler):
@@ -106,7 +109,8 @@ class StartScheduler(TransitionScheduler):
 
     def step(self, model_output: Tensor, timestep: Tensor | float, sample: Tensor, **_: object) -> Stepped:
         self.recorder = self.recorder or self._start(sample[: len(self.seeds)])
-        self.recorder.step(torch.zeros_like(self.recorder.x))
+        still = torch.zeros_like(self.recorder.x)
+        self.recorder.step(still.chunk(self.chunks, 2)[0] if self.chunks > 1 else still)
         return Stepped(prev_sample=sample)
 
 

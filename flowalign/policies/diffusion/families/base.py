@@ -87,6 +87,9 @@ class Family:
     """A prompt, where not every text is one."""
     largest_batch: ClassVar[int | None] = None
     """Most samples of one call of the pipeline; None: any number."""
+    causal: ClassVar[bool] = False
+    """Videos can be made in chunks of frames, each given those before it; its pipeline steps frame by frame, so that a
+    rollout takes the denoiser's calls from it and makes the steps itself."""
 
     def check(self, pipeline: DiffusionPipeline) -> None:
         """Refuse a pipeline of the right class that this family cannot drive.
@@ -234,6 +237,14 @@ class Family:
     def call(self, pipeline: DiffusionPipeline, **arguments: Any) -> Any:
         """Output of the pipeline's call, whose samples nobody looks at."""
         return pipeline(**arguments)
+
+    def noted(self, pipeline: DiffusionPipeline) -> dict[str, Any]:
+        """What the pipeline's last call set on its denoiser, to be part of the recorded calls."""
+        return {}
+
+    def ready(self, denoiser: Any, call: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a recorded call, after the denoiser was set as they say: the inverse of `noted`."""
+        return call
 
     def handed(self, output: Tensor, sample: Tensor, sigma: Tensor) -> Tensor:
         """The network's guided prediction, from what the pipeline hands to its scheduler.

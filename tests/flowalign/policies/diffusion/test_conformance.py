@@ -154,6 +154,9 @@ def plain(pipe: DiffusionPipeline, policy: DiffusersPolicy, tiny: Tiny, guidance
     accepted = inspect.signature(pipe.__call__).parameters
     call = {policy.family.renamed.get(name, name): value for name, value in tiny.call.items()}
     call = {name: value for name, value in call.items() if name in accepted}
+    if policy.family.causal:
+        frames = (tiny.call["num_frames"] - 1) // pipe.vae_scale_factor_temporal + 1
+        call |= {"ar_step": STEPS, "causal_block_size": frames // tiny.call["chunks"]}
     made = []
     # a call knows the pictures of one sample, and no negative prompt is not the same as an empty one
     for rows in [[i] for i in everyone] if tiny.sources or tiny.alone else [everyone[:2], everyone[2:]]:
