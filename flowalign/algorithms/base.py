@@ -118,6 +118,7 @@ class Algorithm(ABC, Generic[ConfigT, SamplerT, PolicyT, RolloutT, RecordT, Expe
     - served: its `rollout` passes on whole trajectories as the sampler draws them, so that a server can draw them
     - ratios: it compares the policy with the one that sampled, action by action
     - passes: its items may be learned from several times in an iteration
+    - chunks: it learns from videos that are made chunk by chunk
     - lines: a group is one line of the data, so that it may have one member
     - whole: each state of its trajectories was drawn from the one before, so that a file can describe them
     - advantages: items have advantages, whose size tells how much they teach

@@ -153,6 +153,8 @@ class Config(BaseConfig):
             self._check_search(self.rollout.search, algorithm)
         if self.rollout.save_every:
             self._check_saved(algorithm)
+        if self.rollout.chunks > 1:
+            self._check_chunks()
         if self.rollout.guidance_gradient == "conditional" and self.rollout.guidance == 1:
             raise ConfigError(
                 "rollout.guidance_gradient: without guidance (rollout.guidance: 1) there is no unconditional branch; "
@@ -233,6 +235,19 @@ class Config(BaseConfig):
         why = next((why for why, is_missing in missing.items() if is_missing), None)
         if why is not None:
             raise ConfigError(f"rollout.save_every: a file cannot describe these rollouts: {why}; save_every: 0 works")
+
+    def _check_chunks(self) -> None:
+        """Refuse what continues, keeps or draws trajectories as if their samples were made as a whole."""
+        refused = {
+            "rollout.share_start_noise: true": self.rollout.share_start_noise,
+            "rollout.order: 2": self.rollout.order == 2,
+            "rollout.cache": self.rollout.cache is not None,
+            "rollout.save_every": bool(self.rollout.save_every),
+            "data.replay": self.data.replay is not None,
+            f"rollout.engine: {self.rollout.engine.name}": self.rollout.engine.served(self.model.kind) is not None,
+        }
+        for setting in (name for name, given in refused.items() if given):
+            raise ConfigError(f"{setting}: it is of samples made as a whole, and rollout.chunks is more than 1")
 
     def _check_texts(self, algorithm: Method) -> None:
         """Refuse settings that do not work with trained text encoders."""

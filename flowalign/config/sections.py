@@ -62,6 +62,11 @@ COMBINATIONS = (
         "'{name}' has no samples scored before it learns, which could be done while others are sampled; 1 works",
     ),
     (
+        "rollout.chunks",
+        "chunks",
+        "'{name}' learns from samples that are made as a whole; flow_grpo and self_forcing learn from chunks",
+    ),
+    (
         "rollout.workers",
         "workers",
         "'{name}' cannot learn from samples of other processes: it takes gradients through them, learns their noise, "

@@ -266,6 +266,9 @@ class Sampling(SamplingSettings):
     height: int | None = Field(None, ge=8)
     width: int | None = Field(None, ge=8)
     num_frames: int | None = Field(None, ge=1)
+    chunks: int = Field(1, ge=1)
+    """Chunks of frames of latents that a causal pipeline makes one after the other, each in `steps` steps and given
+    those before it; 1: a video is made as a whole."""
     rlg: float | dict[str, float] = 1.0
     """Weight of a LoRA's change: 0 is the base, 1 the trained model, 1.6 more of it at twice the time (RLG); or several
     LoRAs, each a folder, file or hub name with its weight, 'trained' the model's own."""
@@ -298,7 +301,8 @@ class Sampling(SamplingSettings):
             assert self.sigmas is not None
             base |= {"steps": len(kept), "sigmas": [self.sigmas[k] for k in kept]}
         rlg = {} if self.rlg == 1 else {"rlg": self.rlg, "rlg_from": self.rlg_from}
-        return base | {"batch_size": self.batch_size} | rlg | size
+        chunks = {} if self.chunks == 1 else {"chunks": self.chunks}
+        return base | {"batch_size": self.batch_size} | rlg | size | chunks
 
 
 class TextSampling(SamplingSettings):

@@ -89,7 +89,12 @@ class DiffusionSampler(Sampler):
         return starts
 
     def rollout(
-        self, batch: Batch, eta: Tensor | None = None, kernel: Kernel | None = None, kept: Sequence[int] | None = None
+        self,
+        batch: Batch,
+        eta: Tensor | None = None,
+        kernel: Kernel | None = None,
+        kept: Sequence[int] | None = None,
+        until: int | None = None,
     ) -> Rollout:
         """Sample one trajectory for every sample of the batch, stochastic at the plan's steps.
 
@@ -100,6 +105,7 @@ class DiffusionSampler(Sampler):
             kernel: kernel instead of the configured one.
             kept: take only these steps of the schedule, which must be configured, and those after the last stochastic
                 one by a second-order solver.
+            until: the step of each chunk that is the last, as of `DiffusersPolicy.sample`.
         """
         kernel = kernel or self.kernel
         eta = self.etas(batch) if eta is None else eta
@@ -116,6 +122,7 @@ class DiffusionSampler(Sampler):
                 metadata=batch.metadata,
                 cache=self.cache,
                 allocate=self.allocate,
+                until=until,
                 **sampling,
             )
         return replace(rollout, unlearned=self.unlearned)

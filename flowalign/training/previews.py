@@ -79,7 +79,9 @@ def seen_groups(
         seen = algorithm.show(sampler, scorer, batch)
         # an algorithm that branches makes several groups of a prompt: the first one is shown
         firsts = [seen.batch.prompts.index(prompt) for prompt in dict.fromkeys(seen.batch.prompts)]
-        films = [_film(sampler, scorer, algorithm, seen, row) for row in firsts]
+        # states of a sample that is made in chunks have no completion by the schedule
+        filmed = firsts if sampler.config.rollout.chunks == 1 else []
+        films = [_film(sampler, scorer, algorithm, seen, row) for row in filmed]
         return films, [_group(seen, seen.batch.group[row]) for row in firsts]
 
 

@@ -260,6 +260,8 @@ class Matching(
         call = sampler.arguments(batch)
         for name in ("steps", "guidance", "guidance_2", "order") + (() if sigmas is None else ("sigmas",)):
             call.pop(name)
+        # all frames of a noised video have one level
+        call.pop("chunks", None)
         at: dict[str, Any] = {"steps": sampler.config.rollout.steps} if sigmas is None else {"levels": sigmas}
         at |= {name: value for name, value in call.items() if value is not None}
         return sampler.policy.clean(

@@ -109,8 +109,8 @@ class Steps(Actions):
     @property
     def dt(self) -> Tensor:
         """[N] change of sigma over the step, negative."""
-        sigmas = self.rollout.trajectory.sigmas
-        return sigmas[self.steps + 1] - sigmas[self.steps]
+        at, to = self.rollout.trajectory.levels(self.steps)
+        return to - at
 
 
 class WithStateValues:
@@ -182,7 +182,7 @@ class TrajectoryAlgorithm(PolicyGradient[Config, DiffusionSampler, DiffusersPoli
             )
 
     def items(self, config: Config) -> int:
-        return config.training.group_size * len(learned_steps(config))
+        return config.training.group_size * len(learned_steps(config)) * config.rollout.chunks
 
     def rescored(self, sampler: DiffusionSampler, rollout: Rollout) -> Rollout:
         """The trajectories, with velocities and log-probabilities of the current weights at the stochastic steps."""

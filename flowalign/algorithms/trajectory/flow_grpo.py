@@ -15,3 +15,4 @@ class FlowGRPO(TrajectoryAlgorithm):
     """Flow-GRPO: one reward a trajectory, clipped policy gradient on every SDE step (arXiv 2505.05470)."""
 
     name = "flow_grpo"
+    combines = TrajectoryAlgorithm.combines | {"chunks"}
