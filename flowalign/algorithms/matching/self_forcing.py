@@ -7,7 +7,8 @@ asks two scores about the finished video, all of whose frames see each other: th
 `fake`, which learns what the model makes. Reward-Forcing multiplies a sample's loss by exp(beta * reward).
 
 Authors' code (guandeh17/Self-Forcing, model/dmd.py; Reward-Forcing's model/re_dmd.py): 4 steps that put fresh noise on
-each prediction (`rollout.kernel: cps`, `eta: 1`), 5 updates of the fake, a teacher under guidance 3. Departures: the
+each prediction (`rollout.kernel: cps`, `eta: 1`), 5 updates of the fake, a teacher under guidance 4 (3 in
+their code, which adds it to 1). Departures: the
 teacher and the fake are the model itself, made as a whole, where theirs are other models of the family (Wan 14B and
 1.3B); their loss is half of this one; a reward has the run's scale, where theirs is normalised by VideoAlign.
 """
@@ -36,8 +37,8 @@ class SelfForcingSettings(DistributionSettings):
     stochastic: bool = True
     levels: Named = Named(name="uniform", count=1, low=0.02, high=0.98)
     """Levels to diffuse the finished video to; `flowalign list levels`."""
-    reference_guidance: float | None = Field(3.0, ge=1)
-    """Classifier-free scale of the teacher."""
+    reference_guidance: float | None = Field(4.0, ge=1)
+    """Classifier-free scale of the teacher; published: 4, which the authors' code calls 3."""
     fake: Role = Role(updates=5)
     """Optimizer of the generator's own score; published: a fifth of the generator's rate."""
     beta: float = Field(0.0, ge=0)

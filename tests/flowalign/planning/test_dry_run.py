@@ -40,6 +40,8 @@ TRIED = [name for name in TRIED if name not in ALIKE]
 TRIED += [*(name for name in TEXTS if name not in LIKE_TINY), "sd3/gardo", "flux/hypernoise", "sd3/opd", "sd3/uni_grpo"]
 # rewards of two modalities, by their names
 TRIED += ["ltx2/omni_nft"]
+# chunks of a causal video model
+TRIED += ["skyreels_v2/self_forcing"]
 
 
 @pytest.mark.parametrize("name", TRIED)

@@ -37,6 +37,9 @@ def test_every_algorithm_has_a_recipe_for_the_tiny_model():
         if name == "omni_nft":
             # which trains pictures with a sound
             model = "ltx2"
+        if name == "self_forcing":
+            # which trains a causal video model
+            model = "skyreels_v2"
         assert load(recipe(f"{model}/{name}")).algorithm.name == name
 
 

@@ -45,7 +45,11 @@ def iterate(name: str, method: str, folder: Path) -> dict[str, float]:
     line |= {"mask": "mask.png"} if tiny.masked else {}
     (folder / "prompts.jsonl").write_text(json.dumps(line) + "\n")
     lora = {"rank": 2, "alpha": 4} if policy.family.lora_targets else None
-    noisy = {"flow_grpo": {"eta": 0.7, "guidance": 2.0}, "nft": {}, "draft": {"kernel": "ode", "guidance": 2.0}}
+    noisy: dict[str, dict[str, Any]] = {
+        "flow_grpo": {"eta": 0.7, "guidance": 2.0},
+        "nft": {"chunks": 1},
+        "draft": {"kernel": "ode", "guidance": 2.0, "chunks": 1},
+    }
     config: dict[str, Any] = {
         "model": {"path": "tiny_sd3", "lora": lora, "encode": tiny.encode},
         "data": {"prompts": str(folder / "prompts.jsonl")},
