@@ -20,7 +20,11 @@ from pydantic import Field
 from torch import Generator, Tensor
 
 from flowalign.algorithms.matching import base
-from flowalign.algorithms.matching.distribution import DistributionExperience, DistributionMatching, DistributionSettings
+from flowalign.algorithms.matching.distribution import (
+    DistributionExperience,
+    DistributionMatching,
+    DistributionSettings,
+)
 from flowalign.algorithms.matching.online import OnlineMatching
 from flowalign.config import Config, Named
 from flowalign.core.record import Record

@@ -386,7 +386,9 @@ class DiffusersPolicy(Policy[Rollout]):
         if in_chunks and order == 2:
             raise ConfigError("order: chunks are made by Euler's rule; 1 works")
         if cached and self.family.causal:
-            raise ConfigError(f"cache: the calls of {name} are not its pipeline's loop, which a cache needs; null works")
+            raise ConfigError(
+                f"cache: the calls of {name} are not its pipeline's loop, which a cache needs; null works"
+            )
 
     def _check_guidance(self, guidance: float, guidance_2: float | None, call: dict[str, Any]) -> None:
         """Refuse what this pipeline has not, or a replay would not repeat."""
@@ -480,10 +482,10 @@ class DiffusersPolicy(Policy[Rollout]):
             self.pipeline.scheduler = scheduler_before
 
     def velocity(self, rollout: Rollout, samples: Tensor, steps: Tensor, x: Tensor | None = None) -> Tensor:
-        """Guided velocities of the current weights: [N, ...] for the pairs (samples[n], steps[n]), of the steps' chunks.
+        """Guided velocities of the current weights: [N, ...] for the pairs (samples[n], steps[n]).
 
-        One network call serves pairs of different steps; gradients flow to what is trained. A stored state that
-        several samples share is asked about once.
+        Where samples are made in chunks, those of each step's chunk. One network call serves pairs of different steps;
+        gradients flow to what is trained. A stored state that several samples share is asked about once.
 
         Args:
             x: [N, ...] states of these samples at these steps; default those stored.

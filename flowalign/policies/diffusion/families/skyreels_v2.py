@@ -54,9 +54,7 @@ class SkyReelsV2DiffusionForcing(SkyReelsV2):
                 f"{' or '.join(map(str, works))} would work"
             )
 
-    def call(
-        self, pipeline: DiffusionPipeline, *, num_inference_steps: int, chunks: int = 1, **arguments: Any
-    ) -> Any:
+    def call(self, pipeline: DiffusionPipeline, *, num_inference_steps: int, chunks: int = 1, **arguments: Any) -> Any:
         frames = self.frames(pipeline, arguments)
         whole = pipeline.scheduler
         pipeline.scheduler = each = FrameSchedulers(whole)

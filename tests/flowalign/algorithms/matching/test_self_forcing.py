@@ -46,9 +46,8 @@ def literal_velocity(policy: DiffusersPolicy, rollout: Rollout, x: Tensor, chunk
     [call] = rollout.conditions.gather(torch.arange(len(x)), torch.zeros(len(x), dtype=torch.long))
     network = policy.denoiser
     network._set_ar_attention(FRAMES)
-    output = network(
-        seen, timesteps, call["encoder_hidden_states"], enable_diffusion_forcing=True, fps=call["fps"], return_dict=False
-    )
+    given = {"enable_diffusion_forcing": True, "fps": call["fps"], "return_dict": False}
+    output = network(seen, timesteps, call["encoder_hidden_states"], **given)
     return output[0][:, :, -FRAMES:]
 
 
@@ -76,9 +75,7 @@ def test_a_chunk_is_made_of_the_clean_ones_before_it_and_of_nothing_after_it(pol
             # by cps with eta 1 the prediction of x0 gets fresh noise, of which the log-probability is
             noise = (after[:, :, own] - (1 - to) * (x[:, :, own] - sigma * velocity)) / to
             expected = torch.distributions.Normal(0, 1).log_prob(noise) - to.log()
-            torch.testing.assert_close(
-                trajectory.log_prob[:, step], expected.flatten(1).mean(1), atol=1e-4, rtol=1e-4
-            )
+            torch.testing.assert_close(trajectory.log_prob[:, step], expected.flatten(1).mean(1), atol=1e-4, rtol=1e-4)
 
 
 def test_all_frames_at_one_level_is_the_pipelines_own_call(policy: DiffusersPolicy) -> None:
