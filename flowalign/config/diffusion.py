@@ -151,10 +151,8 @@ class Config(BaseConfig):
             self._check_cache(self.rollout.cache, algorithm)
         if self.rollout.search is not None:
             self._check_search(self.rollout.search, algorithm)
-        if self.rollout.save_every:
-            self._check_saved(algorithm)
-        if self.rollout.chunks > 1:
-            self._check_chunks()
+        self._check_saved(algorithm)
+        self._check_chunks()
         if self.rollout.guidance_gradient == "conditional" and self.rollout.guidance == 1:
             raise ConfigError(
                 "rollout.guidance_gradient: without guidance (rollout.guidance: 1) there is no unconditional branch; "
@@ -220,6 +218,8 @@ class Config(BaseConfig):
         """Refuse rollouts that a file cannot describe."""
         from samplers import KERNELS
 
+        if not self.rollout.save_every:
+            return
         missing = {
             f"'{self.algorithm.name}' learns from states that no whole trajectory leads to": (
                 "whole" not in algorithm.combines or getattr(algorithm.settings, "flash", None) is not None
@@ -238,6 +238,8 @@ class Config(BaseConfig):
 
     def _check_chunks(self) -> None:
         """Refuse what continues, keeps or draws trajectories as if their samples were made as a whole."""
+        if self.rollout.chunks == 1:
+            return
         refused = {
             "rollout.share_start_noise: true": self.rollout.share_start_noise,
             "rollout.order: 2": self.rollout.order == 2,

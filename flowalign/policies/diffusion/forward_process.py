@@ -182,10 +182,8 @@ class ForwardProcess:
             with CallRecorder(self.policy.denoiser, dry=True) as recorded:
                 self.policy._call(texts[rows], sources[rows.start], seeds[rows], count, scales, scheduler, call)
             extra = self.family.extra_input(recorded.first_input, scheduler.loop_shape)
-            family, count = self.family, len(scheduler.levels) - 1
-            conditions = recorded.conditions(
-                len(texts[rows]), count, family.shared, family.turned, extra, family.noted(self.pipeline)
-            )
+            family, noted, count = self.family, self.family.noted(self.pipeline), len(scheduler.levels) - 1
+            conditions = recorded.conditions(len(texts[rows]), count, family.shared, family.turned, extra, noted)
             members = torch.arange(len(texts[rows]), device=x0.device)
             pieces.append(Ragged([conditions], members * 0, members) if self.family.unpadded else conditions)
         x0 = self._sampled(x0, scheduler.shape[1:])

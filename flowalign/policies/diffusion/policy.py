@@ -327,9 +327,8 @@ class DiffusersPolicy(Policy[Rollout]):
             report(rows.start, len(texts))
             part_eta = eta[rows] if eta is not None and eta.dim() == 2 else eta
             size = self.family.size(self.pipeline, call)
-            scheduler = walk(
-                self.pipeline.scheduler, self.family, size, kernel, part_eta, noise_seeds[rows], order, chunks
-            )
+            own = self.pipeline.scheduler
+            scheduler = walk(own, self.family, size, kernel, part_eta, noise_seeds[rows], order, chunks=chunks)
             cached = contextlib.nullcontext() if cache is None or dry else caching(self, cache, scheduler)
             walks = (causal or (rlg != 1 and self.family.rescales)) and not dry
             mixed: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -337,13 +336,10 @@ class DiffusersPolicy(Policy[Rollout]):
                 mixed = weighing(self, rlg, lambda scheduler=scheduler: scheduler.taken >= rlg_from)  # type: ignore[misc]
             with cached, mixed:
                 sample = functools.partial(self._sample, texts[rows], sources[rows.start], seeds[rows], steps, scales)
-                stay = StartScheduler(self.pipeline.scheduler, self.family, size, kernel, None, seeds[rows], 1, chunks)
+                stay = StartScheduler(own, self.family, size, kernel, None, seeds[rows], chunks=chunks)
                 if walks:
                     start = replace(sample(stay, call, True), rlg=rlg, rlg_from=rlg_from)
-                    if until is not None:
-                        start = start.until(until)
-                        part_eta = None if part_eta is None else ending(part_eta, until)
-                    rollout = self._walked(start, kernel, part_eta, noise_seeds[rows], order)
+                    rollout = self._walked(start, kernel, part_eta, noise_seeds[rows], order, until)
                 elif self.start_noise is None or dry:
                     rollout = sample(scheduler, call, dry)
                 else:
@@ -357,9 +353,17 @@ class DiffusersPolicy(Policy[Rollout]):
 
     @torch.no_grad()
     def _walked(
-        self, start: Rollout, kernel: Kernel, eta: Tensor | None, seeds: Sequence[int], order: Literal[1, 2]
+        self,
+        start: Rollout,
+        kernel: Kernel,
+        eta: Tensor | None,
+        seeds: Sequence[int],
+        order: Literal[1, 2],
+        until: int | None,
     ) -> Rollout:
         """The rollout from where another one stayed, by velocities that no single call of the network has."""
+        if until is not None:
+            start, eta = start.until(until), None if eta is None else ending(eta, until)
         x, sigmas = start.trajectory.latents[:, 0], start.trajectory.sigmas
         rows, steps = torch.arange(len(x), device=x.device), len(sigmas) - 1
         x = x if self.start_noise is None else self.start_noise(start)

@@ -242,7 +242,7 @@ class Family:
         """What the pipeline's last call set on its denoiser, to be part of the recorded calls."""
         return {}
 
-    def ready(self, denoiser: Any, call: dict[str, Any]) -> dict[str, Any]:
+    def ready(self, denoiser: ModelMixin, call: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a recorded call, after the denoiser was set as they say: the inverse of `noted`."""
         return call
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, ModelMixin
 from torch import Tensor
 
 from flowalign.errors import ConfigError
@@ -71,7 +71,7 @@ class SkyReelsV2DiffusionForcing(SkyReelsV2):
     def noted(self, pipeline: DiffusionPipeline) -> dict[str, Any]:
         return {"num_frame_per_block": pipeline.transformer.config.num_frame_per_block}
 
-    def ready(self, denoiser: Any, call: dict[str, Any]) -> dict[str, Any]:
+    def ready(self, denoiser: ModelMixin, call: dict[str, Any]) -> dict[str, Any]:
         denoiser._set_ar_attention(call.pop("num_frame_per_block"))
         return call
 
@@ -83,11 +83,11 @@ class FrameSchedulers:
         whole: the scheduler of all frames.
     """
 
-    def __init__(self, whole: Any) -> None:
+    def __init__(self, whole: object) -> None:
         self.whole = whole
         self.frames: list[FrameScheduler] = []
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self.whole, name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FrameScheduler":
