@@ -18,7 +18,7 @@ from flowalign.policies.diffusion.caching import caching
 from flowalign.rollouts.processes import Processes
 from flowalign.rollouts.sampler import Sampled, Sampler
 from flowalign.rollouts.scoring import Scorer
-from samplers import Recorder, Trajectory, derive_seed
+from samplers import Recorder, derive_seed
 from samplers.completion import Completions, complete, fork, path, perturb
 from samplers.kernels import Kernel
 from samplers.plans import Tree
@@ -247,7 +247,7 @@ class DiffusionSampler(Sampler):
         """Rebuild a rollout: one sample is drawn again for the conditions, which a prompt's samples share."""
         first = batch[[0]]
         redrawn = self.policy.sample(first.prompts, first.seeds, metadata=first.metadata, **self.arguments(first))
-        trajectory = Trajectory(**{name: value.to(self.device) for name, value in tensors.items()})
+        trajectory = replace(redrawn.trajectory, **{name: value.to(self.device) for name, value in tensors.items()})
         rows = torch.zeros(len(batch), dtype=torch.long, device=self.device)
         return self.stored(redrawn.branch(trajectory, rows, kernel=self.kernel, unlearned=self.unlearned))
 

@@ -514,10 +514,10 @@ class DiffusersPolicy(Policy[Rollout]):
             return self._velocity(x, at, rollout.conditions, samples, steps, rollout.guidance, prompts)
 
         velocity = guided() if rollout.rlg == 1 else weighed_velocity(self, rollout.rlg, guided)
-        velocity, x = (rollout.trajectory.part(whole, steps) for whole in (velocity, x))
+        velocity, state = (rollout.trajectory.part(whole, steps) for whole in (velocity, x))
         at, to = (sigma.view(-1, *[1] * (x.dim() - 1)) for sigma in (at, to))
         scheduler = self.family.scheduler(self.pipeline.scheduler)
-        return self.family.own_step(velocity, x, at, to, len(rollout.trajectory.sigmas) - 1, scheduler)
+        return self.family.own_step(velocity, state, at, to, len(rollout.trajectory.sigmas) - 1, scheduler)
 
     def _velocity(
         self,

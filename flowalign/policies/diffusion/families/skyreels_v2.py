@@ -54,14 +54,15 @@ class SkyReelsV2DiffusionForcing(SkyReelsV2):
                 f"{' or '.join(map(str, works))} would work"
             )
 
-    def call(self, pipeline: DiffusionPipeline, *, num_inference_steps: int, chunks: int = 1, **arguments: Any) -> Any:
+    def call(self, pipeline: DiffusionPipeline, **arguments: Any) -> Any:
+        chunks, steps = arguments.pop("chunks", 1), arguments["num_inference_steps"]
         frames = self.frames(pipeline, arguments)
         whole = pipeline.scheduler
         pipeline.scheduler = each = FrameSchedulers(whole)
-        in_chunks = {"ar_step": num_inference_steps, "causal_block_size": frames // chunks}
+        in_chunks = {"ar_step": steps, "causal_block_size": frames // chunks}
         order = in_chunks if chunks > 1 else {"ar_step": 0, "causal_block_size": 1}
         # embeddings stand for the prompt, which the call must be given all the same
-        arguments |= {"prompt": None, "num_inference_steps": num_inference_steps, "base_num_frames": LONGEST}
+        arguments |= {"prompt": None, "base_num_frames": LONGEST}
         output = pipeline(**arguments, **order)
         latents = torch.stack([frame.start for frame in each.frames], 2)
         for timestep in whole.timesteps.repeat(chunks):
