@@ -247,7 +247,8 @@ class DiffusionSampler(Sampler):
         """Rebuild a rollout: one sample is drawn again for the conditions, which a prompt's samples share."""
         first = batch[[0]]
         redrawn = self.policy.sample(first.prompts, first.seeds, metadata=first.metadata, **self.arguments(first))
-        trajectory = replace(redrawn.trajectory, **{name: value.to(self.device) for name, value in tensors.items()})
+        own: dict[str, Any] = {name: value.to(self.device) for name, value in tensors.items()}
+        trajectory = replace(redrawn.trajectory, **own)
         rows = torch.zeros(len(batch), dtype=torch.long, device=self.device)
         return self.stored(redrawn.branch(trajectory, rows, kernel=self.kernel, unlearned=self.unlearned))
 
