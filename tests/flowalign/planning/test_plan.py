@@ -42,8 +42,7 @@ BILLIONS = {
     "z_image": 6.15,
     "longcat_image": 6.27,  # its page says 6B
     "skyreels_v2_14b": 14.3,
-    "skyreels_v2_df_1_3b": 1.42,  # the page says 1.3B
-    "skyreels_v2_df_14b": 14.3,
+    "skyreels_v2_1_3b": 1.44,  # with the embedding of frame rates
     "chrono_edit_14b": 16.4,
     "hidream_i1": 17.1,  # its page says 17B
     "dit_xl_2": 0.75,  # 0.68 on its page; diffusers has the embeddings of classes and times in every block
