@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 from PIL.Image import Image
@@ -69,11 +70,15 @@ def _resolved(entries: Mapping[str, Any], name: str) -> dict[str, Any]:
     return base | entry | nested
 
 
+NETWORKS = ("unet", "transformer", "transformer_2", "unconditional_transformer")
+"""Names of denoisers in pipelines."""
+
+
 def build(name: str) -> DiffusionPipeline:
     """Build a tiny pipeline; its weights are the same each time."""
     torch.manual_seed(0)
     pipe = assembled(PIPELINES[name], part)
-    networks = [pipe.components[name] for name in ("unet", "transformer", "transformer_2") if name in pipe.components]
+    networks = [pipe.components[name] for name in NETWORKS if name in pipe.components]
     with torch.no_grad():
         for parameter in (p for network in networks if network is not None for p in network.parameters()):
             # some start at zero and some uninitialised
@@ -137,6 +142,21 @@ def _class(path: str) -> Any:
 def pipelines_of(data: Mapping[str, Any]) -> dict[str, Tiny]:
     """The pipelines that a file describes."""
     return {name: Tiny(**_resolved(data["pipelines"], name)) for name in data["pipelines"]}
+
+
+class Unguarded:
+    """Stands where NVIDIA's guardrail stands in pipelines of published weights."""
+
+    def to(self, device: object) -> None:
+        """Stay."""
+
+    def check_text_safety(self, prompt: str) -> bool:
+        """Whether a prompt may be drawn."""
+        return True
+
+    def check_video_safety(self, frames: np.ndarray) -> np.ndarray:
+        """[F, H, W, 3] frames as they may be shown."""
+        return frames
 
 
 DATA: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))

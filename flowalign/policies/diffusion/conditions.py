@@ -17,6 +17,9 @@ from samplers.stored import Allocate, Stored
 
 Call = dict[str, Any]
 
+GUIDE = "guide"
+"""Argument that is true in calls of the pipeline's network for the side of guidance without a prompt."""
+
 EXTRA_INPUT = "extra_input"
 """Argument for the part of the network's input that is not the latents: image latents and masks."""
 
@@ -33,7 +36,6 @@ class Conditions:
         copies: how many copies of the batch each of the C calls carries.
         batch: B, the number of samples.
         shared: names of tensor arguments that have no batch axis (positions, say).
-        turned: names of tensor arguments whose batch axis is the second one in calls; here it is the first.
     """
 
     def __init__(
@@ -42,9 +44,8 @@ class Conditions:
         copies: list[int],
         batch: int,
         shared: Collection[str],
-        turned: Collection[str] = (),
     ) -> None:
-        self.calls, self.copies, self.batch, self.shared, self.turned = calls, copies, batch, shared, turned
+        self.calls, self.copies, self.batch, self.shared = calls, copies, batch, shared
 
     @property
     def branches(self) -> int:
@@ -67,8 +68,7 @@ class Conditions:
             for rows in branches if apart else [torch.cat(branches)]:
                 at = steps.repeat(1 if apart else copies)
                 names = self.calls[0][c]
-                call = {n: self._at(n, [step[c][n] for step in self.calls], copies, rows, at) for n in names}
-                gathered.append({n: v.transpose(0, 1) if n in self.turned else v for n, v in call.items()})
+                gathered.append({n: self._at(n, [step[c][n] for step in self.calls], copies, rows, at) for n in names})
         return gathered
 
     def _at(self, name: str, values: list[Any], copies: int, rows: Tensor, steps: Tensor) -> Any:
@@ -116,13 +116,13 @@ class Conditions:
             return self
         branch = 1 - unconditional
         if len(self.copies) == 2:
-            return Conditions([[calls[branch]] for calls in self.calls], [1], self.batch, self.shared, self.turned)
+            return Conditions([[calls[branch]] for calls in self.calls], [1], self.batch, self.shared)
         rows = slice(branch * self.batch, (branch + 1) * self.batch)
-        return Conditions(_mapped([self], lambda values, _: values[0][rows]), [1], self.batch, self.shared, self.turned)
+        return Conditions(_mapped([self], lambda values, _: values[0][rows]), [1], self.batch, self.shared)
 
     def of_steps(self, steps: Sequence[int]) -> "Conditions":
         """The conditions of a rollout of these steps alone."""
-        return Conditions([self.calls[k] for k in steps], self.copies, self.batch, self.shared, self.turned)
+        return Conditions([self.calls[k] for k in steps], self.copies, self.batch, self.shared)
 
     def expert(self, steps: Tensor) -> Tensor:
         """[N] number of the network that the pipeline asked at these steps [N], where it has several."""
@@ -139,7 +139,7 @@ class Conditions:
                 return value.unflatten(0, (copies, -1))[:, samples].flatten(0, 1)
             return [value[i * self.batch + row] for i in range(copies) for row in samples.tolist()]
 
-        return Conditions(_mapped([self], pick), self.copies, len(samples), self.shared, self.turned)
+        return Conditions(_mapped([self], pick), self.copies, len(samples), self.shared)
 
     @staticmethod
     def cat(parts: Sequence["Conditions"]) -> "Conditions":
@@ -159,7 +159,7 @@ class Conditions:
             return [row for i in range(copies) for v, n in zip(values, each, strict=True) for row in v[i * n :][:n]]
 
         batch = sum(p.batch for p in parts)
-        return Conditions(_mapped(parts, join), first.copies, batch, first.shared, first.turned)
+        return Conditions(_mapped(parts, join), first.copies, batch, first.shared)
 
 
 class Ragged:
@@ -264,11 +264,13 @@ class CallRecorder:
 
     Args:
         dry: answer with zeros in place of the network.
+        guide: a network of its own for the side of guidance without a prompt, whose calls are written down too.
     """
 
-    def __init__(self, denoiser: nn.Module, dry: bool = False) -> None:
-        self.denoiser, self.dry = denoiser, dry
-        self.networks = list(denoiser.members.values()) if isinstance(denoiser, Experts) else [denoiser]
+    def __init__(self, denoiser: nn.Module, dry: bool = False, guide: nn.Module | None = None) -> None:
+        self.denoiser, self.dry, self.guide = denoiser, dry, guide
+        self.experts = list(denoiser.members.values()) if isinstance(denoiser, Experts) else [denoiser]
+        self.networks = self.experts if guide is None else [*self.experts, guide]
         self.signature = inspect.signature(self.networks[0].forward)
         self.input_name = next(iter(self.signature.parameters))
         self.calls: list[Call] = []
@@ -302,9 +304,11 @@ class CallRecorder:
         network_input = call.pop(self.input_name)
         if self.first_input is None:
             self.first_input = network_input
-        if len(self.networks) > 1:
+        if len(self.experts) > 1:
             # a number of each step's own
-            call["expert"] = torch.tensor(self.networks.index(module))
+            call["expert"] = torch.tensor(self.experts.index(module))
+        if module is self.guide:
+            call[GUIDE] = True
         self.rows.append(len(network_input))
         self.calls.append(call)
 
@@ -313,14 +317,15 @@ class CallRecorder:
         batch: int,
         steps: int,
         shared: Collection[str],
-        turned: Collection[str],
+        kept: Callable[[str, Any], Any],
         extra: object = None,
         noted: Mapping[str, Any] | None = None,
     ) -> Conditions:
         """The calls of a finished rollout, sorted by step.
 
         Args:
-            shared, turned: as of `Conditions`.
+            shared: as of `Conditions`.
+            kept: function of an argument's name and value: what of it is kept.
             extra: the part of the network's input that is not the latents, the same in every call.
             noted: what else every call is to have, as of `Family.noted`.
         """
@@ -328,11 +333,10 @@ class CallRecorder:
             call.update(noted or {})
             if extra is not None:
                 call[EXTRA_INPUT] = extra
-        of_calls: dict[int, Tensor] = {}
-        for call in self.calls:
-            for name in turned:
-                # what the steps share stays shared
-                call[name] = of_calls.setdefault(id(call[name]), call[name].transpose(0, 1))
+        # what the steps share stays shared
+        distinct = {(name, id(value)): value for call in self.calls for name, value in call.items()}
+        of_calls = {key: kept(key[0], value) for key, value in distinct.items()}
+        self.calls = [{name: of_calls[name, id(value)] for name, value in call.items()} for call in self.calls]
         per_step = len(self.calls) // steps
         calls = [self.calls[k * per_step : (k + 1) * per_step] for k in range(steps)]
-        return Conditions(calls, [rows // batch for rows in self.rows[:per_step]], batch, shared, turned)
+        return Conditions(calls, [rows // batch for rows in self.rows[:per_step]], batch, shared)

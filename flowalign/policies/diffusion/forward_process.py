@@ -5,6 +5,7 @@ noised = clean.noised(samples, places, noise_seeds)
 error = noised.error(policy.velocity_of(clean, noised))
 """
 
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -16,8 +17,9 @@ from PIL.Image import Image
 from torch import Tensor
 
 from flowalign.errors import ConfigError
-from flowalign.policies.diffusion.conditions import CallRecorder, Conditions, Ragged
+from flowalign.policies.diffusion.conditions import Conditions, Ragged
 from flowalign.policies.diffusion.scheduler import LevelScheduler
+from flowalign.policies.diffusion.storage import makes_videos
 from samplers import ode
 from samplers.noise import generators, normal
 from samplers.rows import SHARED, Rows
@@ -179,11 +181,12 @@ class ForwardProcess:
             scheduler = LevelScheduler(
                 self.pipeline.scheduler, self.family, size, ode, None, seeds[rows], levels=levels
             )
-            with CallRecorder(self.policy.denoiser, dry=True) as recorded:
+            with self.policy.recorder(scales[0], dry=True) as recorded:
                 self.policy._call(texts[rows], sources[rows.start], seeds[rows], count, scales, scheduler, call)
             extra = self.family.extra_input(recorded.first_input, scheduler.loop_shape)
             family, noted, count = self.family, self.family.noted(self.pipeline), len(scheduler.levels) - 1
-            conditions = recorded.conditions(len(texts[rows]), count, family.shared, family.turned, extra, noted)
+            kept = functools.partial(family.kept, loop_shape=scheduler.loop_shape)
+            conditions = recorded.conditions(len(texts[rows]), count, family.shared, kept, extra, noted)
             members = torch.arange(len(texts[rows]), device=x0.device)
             pieces.append(Ragged([conditions], members * 0, members) if self.family.unpadded else conditions)
         x0 = self._sampled(x0, scheduler.shape[1:])
@@ -229,7 +232,7 @@ class ForwardProcess:
             ConfigError: pictures where the pipeline makes videos, or the other way round; a video that is too short.
         """
         pipeline = self.pipeline
-        video = hasattr(pipeline, "video_processor")
+        video = makes_videos(type(pipeline).__name__)
         if any(isinstance(sample, Image) == video for sample in samples):
             output, given = ("videos", "a picture") if video else ("pictures", "a video")
             raise ConfigError(f"{type(pipeline).__name__} makes {output}, and {given} was given to learn from")
@@ -275,7 +278,7 @@ class ForwardProcess:
         """The scheduler after a call of the pipeline for one empty prompt, without the network."""
         size = self.family.size(self.pipeline, call)
         scheduler = LevelScheduler(self.pipeline.scheduler, self.family, size, ode, None, [0], levels=levels)
-        with CallRecorder(self.policy.denoiser, dry=True):
+        with self.policy.recorder(1.0, dry=True):
             count = steps if levels is None else len(levels)
             self.policy._call([("", "")], None, [0], count, (1.0,), scheduler, call)
         return scheduler

@@ -22,7 +22,7 @@ from flowalign.errors import ConfigError
 from flowalign.policies.base import TRAINED, Policy, torch_dtype
 from flowalign.policies.diffusion.caching import caching
 from flowalign.policies.diffusion.checks import check_replay
-from flowalign.policies.diffusion.conditions import EXTRA_INPUT, CallRecorder, Conditions, Ragged, standing_in
+from flowalign.policies.diffusion.conditions import EXTRA_INPUT, GUIDE, CallRecorder, Conditions, Ragged, standing_in
 from flowalign.policies.diffusion.embeddings import EmbeddingStore
 from flowalign.policies.diffusion.experts import Experts, own_weights
 from flowalign.policies.diffusion.families import Family, check_adapters, family_of, to_device
@@ -80,6 +80,8 @@ class DiffusersPolicy(Policy[Rollout]):
         super().__init__(Experts(self.networks) if several else self.networks[self.family.denoiser], device)
         self.denoiser: ModelMixin = self.network
         """Network that is trained."""
+        self.guide: Any = getattr(pipeline, self.family.guide, None) if self.family.guide else None
+        """Network of its own for the side of guidance without a prompt; None: the denoiser answers for both."""
         self.encoder = PromptEncoder(pipeline, self.family, self.device, encode_options or {})
         self.guidance_gradient: Literal["both", "conditional"] = "both"
         """Branches of guidance that gradients of a velocity flow through."""
@@ -97,8 +99,8 @@ class DiffusersPolicy(Policy[Rollout]):
             if isinstance(module, nn.Module):
                 module.requires_grad_(False).eval()
         to_device(self.denoiser, self.device)
-        for name in ("vae", "image_encoder", "connectors"):
-            to_device(getattr(pipeline, name, None), self.device)
+        for component in (self.guide, *(getattr(pipeline, name, None) for name in ("vae", "image_encoder", "connectors"))):
+            to_device(component, self.device)
         if attention is not None:
             self._set_attention(attention)
 
@@ -187,7 +189,8 @@ class DiffusersPolicy(Policy[Rollout]):
         add_text_lora(self, settings)
 
     def checkpoint_gradients(self) -> None:
-        self.denoiser.enable_gradient_checkpointing()
+        for network in filter(None, (self.denoiser, self.guide)):
+            network.enable_gradient_checkpointing()
 
     def save(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
         """Write what plain diffusers loads: a LoRA file for `load_lora_weights`, or the whole denoiser.
@@ -377,7 +380,7 @@ class DiffusersPolicy(Policy[Rollout]):
         """The latents of the pipeline's loop where `start_noise` moves the start noise to."""
         assert self.start_noise is not None
         first = start.trajectory.sigmas[0]
-        latents = self.family.pack(self.start_noise(start) * self.family.scale(first)).to(self.dtype)
+        latents = self.family.pack(self.start_noise(start) * self.family.loop_scale(first)).to(self.dtype)
         # a pipeline scales what it is given as it does what it draws
         latents = latents / getattr(self.pipeline.scheduler, "init_noise_sigma", 1.0)
         return latents
@@ -417,13 +420,14 @@ class DiffusersPolicy(Policy[Rollout]):
     ) -> Rollout:
         prompts = [prompt for prompt, _ in texts]
         weights = self.reference() if self.frozen else contextlib.nullcontext()
-        with weights, CallRecorder(self.denoiser, dry) as recorded:
+        with weights, self.recorder(guidance[0], dry) as recorded:
             output = self._call(texts, source, seeds, steps, guidance, scheduler, call)
         self.forwards += 0 if dry else sum(recorded.rows)
         extra = self.family.extra_input(recorded.first_input, scheduler.loop_shape)
         family, count = self.family, (len(scheduler.levels) - 1) * scheduler.chunks
+        kept = functools.partial(family.kept, loop_shape=scheduler.loop_shape)
         noted = family.noted(self.pipeline)
-        conditions = recorded.conditions(len(prompts), count, family.shared, family.turned, extra, noted)
+        conditions = recorded.conditions(len(prompts), count, family.shared, kept, extra, noted)
         assert scheduler.recorder is not None
         trajectory = scheduler.recorder.trajectory()
         rows = torch.arange(len(prompts), device=trajectory.latents.device)
@@ -438,6 +442,10 @@ class DiffusersPolicy(Policy[Rollout]):
             sound=output.audio if self.family.samples_sound else None,
             policy=self,
         )
+
+    def recorder(self, guidance: float, dry: bool) -> CallRecorder:
+        """Context in which the calls of the networks that a pipeline asks at this guidance are written down."""
+        return CallRecorder(self.denoiser, dry, self.guide if guidance > 1 else None)
 
     def _call(
         self,
@@ -587,10 +595,11 @@ class DiffusersPolicy(Policy[Rollout]):
     def _outputs(self, latents: Tensor, call: dict[str, Any]) -> Any:
         """All outputs of the denoiser for packed latents."""
         network = self.model if torch.is_grad_enabled() else self._bare
+        network = self.guide if call.pop(GUIDE, False) else network
         extra = call.pop(EXTRA_INPUT, None)
         call = self.family.ready(self._bare, call)
         with self._autocast():
-            return network(self.family.network_input(latents, extra), **call)
+            return self.family.ask(network, latents, extra, call)
 
     def _output(self, latents: Tensor, call: dict[str, Any]) -> Any:
         """Output of the denoiser for packed latents."""

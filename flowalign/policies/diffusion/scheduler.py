@@ -86,7 +86,7 @@ class TransitionScheduler:
         output = family.unpack(family.handed(model_output[:count], sample, at), self.size)
         velocity = family.flow_velocity(output, recorder.x, at, self.walked)
         steps = len(recorder.sigmas) - 1
-        x = recorder.step(family.own_step(velocity, recorder.x, at, to, steps, self.walked)) * family.scale(to)
+        x = recorder.step(family.own_step(velocity, recorder.x, at, to, steps, self.walked)) * family.loop_scale(to)
         stepped = family.pack(x).to(sample.dtype)
         return Stepped(prev_sample=stepped if copies == 1 else torch.cat([stepped] * copies))
 
@@ -100,7 +100,7 @@ class TransitionScheduler:
             name = type(self.walked).__name__
             raise FlowalignError(f"{name} gives noise levels that are not finite for {steps} steps; more steps work")
         self.loop_shape = tuple(sample.shape)
-        x = self.family.unpack(sample, self.size).float() / self.family.scale(levels[0].to(sample.device))
+        x = self.family.unpack(sample, self.size).float() / self.family.loop_scale(levels[0].to(sample.device))
         return Recorder(x, levels, self.kernel, eta, self.seeds, self.order, self.chunks)
 
 
@@ -137,7 +137,8 @@ class LevelScheduler(TransitionScheduler):
         @functools.wraps(value)
         def set_timesteps(*args: object, **settings: object) -> None:
             arguments = signature.bind(*args, **settings).arguments
-            if "sigmas" in signature.parameters:
+            # of given levels Karras' spacing takes the number alone
+            if "sigmas" in signature.parameters and not self.walked.config.get("use_karras_sigmas"):
                 value(**arguments | {"num_inference_steps": len(levels), "sigmas": levels.numpy()})
             else:
                 value(**arguments)

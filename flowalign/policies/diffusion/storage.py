@@ -222,7 +222,10 @@ def load_pipeline(
     if not text_encoders:
         components |= dict.fromkeys(_text_encoders(saved))
     absent = {name: None for name, entry in saved.items() if entry == [None, None]}
-    denoiser = family_of(saved["_class_name"]).denoiser
+    family = family_of(saved["_class_name"])
+    if family.package and importlib.util.find_spec(family.package) is None:
+        raise ConfigError(f"model.path: {saved['_class_name']} needs {family.package}: pip install {family.package}")
+    denoiser = family.denoiser
     quantised = {} if base_bits is None else {"quantization_config": quantisation(base_bits, denoiser, dtype)}
     with _readable(path):
         return DiffusionPipeline.from_pretrained(**hub(path), dtype=dtype, **absent, **quantised, **components)

@@ -49,14 +49,16 @@ class Family:
     unconditional: ClassVar[int] = 0
     """Number of the guidance branch with the empty prompt, in the order of calls and copies."""
     denoiser: ClassVar[str] = "transformer"
+    guide: ClassVar[str] = ""
+    """Network of the pipeline that answers for the side of guidance without a prompt, and is not trained; empty: none."""
     lora_targets: ClassVar[tuple[str, ...]]
     """Names of the modules that get a LoRA by default; none: diffusers' class of the network takes no adapters."""
     dead_ends: ClassVar[tuple[str, ...]] = ()
     """Beginnings of names of parts without an effect, and so without a gradient; -1 stands for the last block."""
     shared: ClassVar[tuple[str, ...]] = ()
     """tensor arguments of the denoiser without a batch axis"""
-    turned: ClassVar[tuple[str, ...]] = ()
-    """tensor arguments of the denoiser whose batch axis is the second one"""
+    package: ClassVar[str] = ""
+    """Package that diffusers' class needs to load published weights; empty: none."""
     images: ClassVar[tuple[int, int]] = (0, 0)
     """fewest and most pictures that a sample is made from"""
     takes_mask: ClassVar[bool] = False
@@ -304,6 +306,18 @@ class Family:
         """The denoiser's input: packed latents, and what `extra_input` gave."""
         return latents if extra is None else torch.cat([latents, extra], self.extra_axis)
 
+    def kept(self, name: str, value: Any, loop_shape: Sequence[int]) -> Any:
+        """What of an argument of the denoiser's call is kept for a replay; tensors with a row a sample keep their rows.
+
+        Args:
+            loop_shape: shape of the latents in the pipeline's loop.
+        """
+        return value
+
+    def ask(self, network: Any, latents: Tensor, extra: Any, call: dict[str, Any]) -> Any:
+        """All outputs of a network for packed latents, from what `extra_input` gave and what was `kept` of a call."""
+        return network(self.network_input(latents, extra), **call)
+
     def predicted(self, output: Tensor, count: int) -> Tensor:
         """Part of the network's output on its second axis for the latents, which are `count` long there."""
         return output[:, :count]
@@ -331,6 +345,10 @@ class Family:
     def scale(self, sigma: Tensor) -> Tensor:
         """Factor of latents at noise level sigma for the model."""
         return torch.ones_like(sigma)
+
+    def loop_scale(self, sigma: Tensor) -> Tensor:
+        """Factor of latents at noise level sigma in the pipeline's loop."""
+        return self.scale(sigma)
 
     def flow_velocity(self, output: Tensor, x: Tensor, sigma: Tensor, scheduler: SchedulerMixin) -> Tensor:
         """The velocity at x that a guided prediction of the model stands for."""

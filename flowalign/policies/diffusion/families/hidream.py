@@ -37,7 +37,6 @@ class HiDream(Family):
     name = "hidream"
     pipelines = ("HiDreamImagePipeline",)
     lora_targets = ("to_q", "to_k", "to_v", "to_out", "to_q_t", "to_k_t", "to_v_t", "to_out_t")
-    turned = (TEXT,)
 
     def check(self, pipeline: DiffusionPipeline) -> None:
         # outside of training mode diffusers' class asks the experts without gradients, which would be lost in silence
@@ -68,6 +67,13 @@ class HiDream(Family):
 
     def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
         return super().token_limits(pipeline) | dict.fromkeys(("tokenizer_3", "tokenizer_4"), option(options, 128))
+
+    def kept(self, name: str, value: Any, loop_shape: Sequence[int]) -> Any:
+        # a layer after the other, each of all samples
+        return value.transpose(0, 1) if name == TEXT else value
+
+    def ask(self, network: Any, latents: Tensor, extra: Any, call: dict[str, Any]) -> Any:
+        return super().ask(network, latents, extra, call | {TEXT: call[TEXT].transpose(0, 1)})
 
     def velocity(self, outputs: Sequence[Any], copies: Sequence[int], guidance: float) -> Tensor:
         return super().velocity([-output for output in outputs], copies, guidance)

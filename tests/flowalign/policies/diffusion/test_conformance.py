@@ -146,6 +146,12 @@ def plain(pipe: DiffusionPipeline, policy: DiffusersPolicy, tiny: Tiny, guidance
     if hasattr(pipe, "unet"):
         # Stable Diffusion's own scheduler is of a higher order
         pipe.scheduler = DDIMScheduler.from_config(pipe.scheduler.config, clip_sample=False, set_alpha_to_one=True)
+    seen: list[Tensor] = []
+    if policy.family.name == "cosmos2":
+        # its last step else stays at the last noise level, and its guardrail sees pixels of 8 bits
+        pipe.scheduler.register_to_config(final_sigmas_type="zero")
+        decode = pipe.vae.decode
+        pipe.vae.decode = lambda *args, **more: seen.append(decode(*args, **more)[0]) or (seen[-1],)
     guided = policy.family.arguments(guidance)
     if hasattr(pipe, "guider"):
         pipe.guider = ClassifierFreeGuidance(1.0 if "distilled_guidance_scale" in guided else guidance)
@@ -187,8 +193,8 @@ def plain(pipe: DiffusionPipeline, policy: DiffusersPolicy, tiny: Tiny, guidance
             **guided,
             **given,
         )[0]
-    pixels = torch.stack(made)
-    if policy.family.name == "prx_pixel":
+    pixels = torch.cat(seen)[:, :, 0] if seen else torch.stack(made)
+    if seen or policy.family.name == "prx_pixel":
         # whose tensors are not postprocessed
         pixels = (pixels / 2 + 0.5).clamp(0, 1)
     return pixels.transpose(1, 2) if pixels.dim() == 5 else pixels
