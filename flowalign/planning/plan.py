@@ -68,7 +68,7 @@ class Costs(NetworkCosts):
     text_encoders: int
     vae: int
     conditioning: int
-    """Bytes of the image encoder and the connectors of text and network."""
+    """Bytes of the image encoder, the connectors of text and network, and a frozen network of guidance."""
     rewards: int
     trajectory: int
     """Bytes of a recorded trajectory with its prompt's embeddings."""
@@ -223,13 +223,14 @@ def measure(config: Config, differentiated: float = 0) -> tuple[Costs, list[str]
         gradient = partial(_differentiate, policy, scorers)
         counts = (1, 2) if differentiated else ()
         gradient_peaks = [Meter(device, torch.float32)(partial(gradient, final[:n])).peak for n in counts]
+    beside = ("image_encoder", "connectors", policy.family.guide)
     costs = Costs(
         parameters=parameters,
         trained=sum(p.numel() for p in policy.trainable().values()),
         weights=sum(size_of(module) for module in policy.networks.values()),
         text_encoders=sum(size_of(module) for name, module in modules.items() if name.startswith("text_encoder")),
-        vae=size_of(modules["vae"]),
-        conditioning=sum(size_of(modules[name]) for name in ("image_encoder", "connectors") if name in modules),
+        vae=size_of(modules["vae"]) if "vae" in modules else 0,
+        conditioning=sum(size_of(modules[name]) for name in beside if name in modules),
         rewards=sum(size_of(scorer.model) for scorer in scorers),
         trajectory=trajectory,
         forward=forward.flops / branches,

@@ -43,6 +43,15 @@ BILLIONS = {
     "longcat_image": 6.27,  # its page says 6B
     "skyreels_v2_14b": 14.3,
     "skyreels_v2_1_3b": 1.44,  # with the embedding of frame rates
+    "cosmos2_2b": 1.96,
+    "cosmos2_14b": 14.3,
+    "ideogram4": 9.3,
+    "krea2": 12.9,
+    "ernie_image": 8.0,  # its page says 8B
+    "ovis_image": 7.4,  # its page says 7B
+    "aura_flow": 6.8,
+    "mochi": 10.0,
+    "prx_pixel_7b": 7.0,
     "chrono_edit_14b": 16.4,
     "hidream_i1": 17.1,  # its page says 17B
     "dit_xl_2": 0.75,  # 0.68 on its page; diffusers has the embeddings of classes and times in every block

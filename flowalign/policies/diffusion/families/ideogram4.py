@@ -27,6 +27,7 @@ class Ideogram4(Flux2Latents, TrueGuidance):
     name = "ideogram4"
     pipelines = ("Ideogram4Pipeline",)
     guide = "unconditional_transformer"
+    guidance = "two calls a step, the second of a frozen network"
     lora_targets = ATTENTION
     images = (0, 0)
     divides_tokens = False

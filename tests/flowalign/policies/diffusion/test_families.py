@@ -1,6 +1,8 @@
 """The table of models: what is registered is tested and documented."""
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import diffusers
 import pytest
@@ -155,3 +157,77 @@ def test_hidreams_experts_have_the_gradients_of_its_training_mode() -> None:
     assert all(own.any() for own in found[0])
     with pytest.raises(ConfigError, match="of 16 x 8; 8 x 8 works"):
         policy.family.check_size(policy.pipeline, {"height": 16, "width": 8})
+
+
+def test_cosmos_ends_on_the_predicted_picture_and_walks_as_its_pipeline_does_until_then() -> None:
+    """EDM's states divided by 1 + k at the levels k / (1 + k), Karras' k from 80 to 0.002."""
+    tiny, own = PIPELINES["cosmos2"], build("cosmos2")
+    call = {"num_inference_steps": 4, "output_type": "latent", **tiny.call, **tiny.encode}
+    seeds = [torch.Generator().manual_seed(seed) for seed in (4, 5)]
+    prompts = ["a red circle", "two blue squares"]
+    theirs = own(prompts, negative_prompt=["", ""], generator=seeds, guidance_scale=2.0, **call).images
+    policy = DiffusersPolicy(build("cosmos2"), encode_options=tiny.encode)
+    rollout = policy.sample(prompts, [4, 5], steps=4, guidance=3.0, **tiny.call)
+    trajectory = rollout.trajectory
+    k = 0.002
+    assert trajectory.sigmas[[0, -2, -1]].tolist() == pytest.approx([80 / 81, k / (1 + k), 0])
+    torch.testing.assert_close(trajectory.latents[:, -2] * (1 + k), theirs, atol=1e-4, rtol=0)
+    predicted = (theirs - k * trajectory.velocity[:, -1]) / (1 + k)
+    torch.testing.assert_close(trajectory.final, predicted, atol=1e-4, rtol=0)
+    # a start noise that is moved nowhere is the same start
+    policy.start_noise = lambda start: start.trajectory.latents[:, 0]
+    again = policy.sample(prompts, [4, 5], steps=4, guidance=3.0, **tiny.call)
+    torch.testing.assert_close(again.trajectory.final, trajectory.final, atol=1e-4, rtol=0)
+    policy.start_noise = None
+    # levels that an algorithm asks for are its own, but for those beyond the first of the schedule
+    clean = policy.clean(prompts, trajectory.final, [4, 5], levels=torch.tensor([1.0, 0.5, 0.25]), **tiny.call)
+    assert clean.sigmas.tolist() == pytest.approx([80 / 81, 0.5, 0.25])
+    with pytest.raises(ConfigError, match="guides above 2 only"):
+        policy.sample(prompts, [4, 5], steps=4, guidance=1.5, **tiny.call)
+
+
+def test_cosmos_says_what_it_needs_to_load(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "Cosmos2TextToImagePipeline"} | COSMOS))
+    with pytest.raises(ConfigError, match="needs cosmos_guardrail: pip install cosmos_guardrail$"):
+        DiffusersPolicy.from_pretrained(tmp_path)
+
+
+COSMOS = {
+    "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+    "text_encoder": ["transformers", "T5EncoderModel"],
+    "tokenizer": ["transformers", "T5TokenizerFast"],
+    "transformer": ["diffusers", "CosmosTransformer3DModel"],
+    "vae": ["diffusers", "AutoencoderKLWan"],
+}
+"""what its model_index.json must have"""
+
+
+def test_ideograms_other_network_guides_and_stays() -> None:
+    tiny = PIPELINES["ideogram4"]
+    policy = DiffusersPolicy(build("ideogram4"), encode_options=tiny.encode)
+    policy.add_lora(2, 4)
+    guide, call = policy.guide, {"steps": 2, **tiny.call}
+    assert guide is policy.pipeline.unconditional_transformer and not any(p.requires_grad for p in guide.parameters())
+    prompts = ["a red circle", "a green triangle above a blue circle"]
+    plain, guided = (policy.sample(prompts, [4, 5], guidance=scale, **call) for scale in (1.0, 3.0))
+    # without guidance it is not asked
+    assert (plain.conditions.branches, guided.conditions.branches) == (1, 2)
+    # what is kept are features of texts, as many as the longest has tokens, and none for the other network
+    kept = [calls["encoder_hidden_states"].shape[1] for calls in guided.conditions.calls[0]]
+    tokens = [calls["indicator"].shape[1] for calls in guided.conditions.calls[0]]
+    assert kept == [7, 0] and tokens == [7 + 32, 32]
+    with torch.no_grad():
+        for parameter in guide.parameters():
+            parameter.add_(0.3)
+    other = policy.sample(prompts, [4, 5], guidance=3.0, **call)
+    assert (other.trajectory.final - guided.trajectory.final).abs().max() > 1e-2
+    again = policy.sample(prompts, [4, 5], guidance=1.0, **call)
+    assert torch.equal(again.trajectory.final, plain.trajectory.final)
+    # clean latents and pictures are each other's inverse but for the VAE
+    latents = plain.trajectory.final
+    seen = policy.pipeline.vae
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(seen, "decode", lambda z, return_dict: (z,))
+        patch.setattr(seen, "encode", lambda z: SimpleNamespace(latent_dist=SimpleNamespace(mode=lambda: z)))
+        family = policy.family
+        torch.testing.assert_close(family.latents(policy.pipeline, family.decode(policy.pipeline, latents)), latents)
