@@ -4,6 +4,7 @@ Tensors of the CPU stay real. A read of the device's values by the host is noted
 Mixing the two raises, as on a GPU.
 """
 
+import contextlib
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from torch.utils.flop_counter import flop_registry
 DEVICE = torch.device("meta")
 """Device of the tensors; the autograd engine walks backward on it without a driver, which it does not on 'cuda'."""
 TORCH_TENSOR = torch.tensor
+TORCH_AUTOCAST = torch.autocast
 TORCH_ATTENTION = torch.nn.functional.scaled_dot_product_attention
 aten = torch.ops.aten
 ANSWERED_BY_VALUES = frozenset(
@@ -106,6 +108,7 @@ class FakeDevice(TorchDispatchMode):
             # diffusers takes the device 'meta' for weights that were not loaded
             mock.patch.object(DiffusionPipeline, "device", DEVICE),
             mock.patch.object(torch, "tensor", tensor),
+            mock.patch.object(torch, "autocast", torch_autocast),
             mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", scaled_dot_product_attention),
         ]
         for patch in self._patches:
@@ -249,10 +252,14 @@ def _placed(value: Tensor) -> Tensor:
     return on_device
 
 
+def torch_autocast(device_type: str, *args: Any, **settings: Any) -> contextlib.AbstractContextManager[Any]:
+    """torch.autocast, which does not know the device: networks that turn it off there for a line stay as they are."""
+    return contextlib.nullcontext() if device_type == DEVICE.type else TORCH_AUTOCAST(device_type, *args, **settings)
+
+
 def tensor(data: object, *, device: torch.device | str | None = None, **settings: Any) -> Tensor:
     """Like `torch.tensor`, but the new tensor's values stay known, which torch drops on a device of this name."""
-    on_device = device is not None and torch.device(device).type == DEVICE.type
-    result: Tensor = TORCH_TENSOR(tree_map_only(Tensor, _on_host, data) if on_device else data, **settings)
+    result: Tensor = TORCH_TENSOR(tree_map_only(Tensor, _on_host, data), **settings)
     return result.to(device, non_blocking=True) if device is not None else result
 
 

@@ -317,7 +317,7 @@ class CallRecorder:
         batch: int,
         steps: int,
         shared: Collection[str],
-        kept: Callable[[str, Any], Any],
+        kept: Callable[[str, Tensor], Tensor],
         extra: object = None,
         noted: Mapping[str, Any] | None = None,
     ) -> Conditions:
@@ -325,7 +325,7 @@ class CallRecorder:
 
         Args:
             shared: as of `Conditions`.
-            kept: function of an argument's name and value: what of it is kept.
+            kept: function of a tensor argument's name and value: what of it is kept.
             extra: the part of the network's input that is not the latents, the same in every call.
             noted: what else every call is to have, as of `Family.noted`.
         """
@@ -335,7 +335,7 @@ class CallRecorder:
                 call[EXTRA_INPUT] = extra
         # what the steps share stays shared
         distinct = {(name, id(value)): value for call in self.calls for name, value in call.items()}
-        of_calls = {key: kept(key[0], value) for key, value in distinct.items()}
+        of_calls = {key: kept(key[0], v) if isinstance(v, Tensor) else v for key, v in distinct.items()}
         self.calls = [{name: of_calls[name, id(value)] for name, value in call.items()} for call in self.calls]
         per_step = len(self.calls) // steps
         calls = [self.calls[k * per_step : (k + 1) * per_step] for k in range(steps)]

@@ -99,8 +99,8 @@ class DiffusersPolicy(Policy[Rollout]):
             if isinstance(module, nn.Module):
                 module.requires_grad_(False).eval()
         to_device(self.denoiser, self.device)
-        for component in (self.guide, *(getattr(pipeline, name, None) for name in ("vae", "image_encoder", "connectors"))):
-            to_device(component, self.device)
+        for name in ("vae", "image_encoder", "connectors", self.family.guide):
+            to_device(getattr(pipeline, name, None), self.device)
         if attention is not None:
             self._set_attention(attention)
 
@@ -599,7 +599,7 @@ class DiffusersPolicy(Policy[Rollout]):
         extra = call.pop(EXTRA_INPUT, None)
         call = self.family.ready(self._bare, call)
         with self._autocast():
-            return self.family.ask(network, latents, extra, call)
+            return self.family.ask(network, self.family.network_input(latents, extra), call)
 
     def _output(self, latents: Tensor, call: dict[str, Any]) -> Any:
         """Output of the denoiser for packed latents."""

@@ -1,6 +1,6 @@
 """What a model family is, and what is usual for one."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -50,7 +50,7 @@ class Family:
     """Number of the guidance branch with the empty prompt, in the order of calls and copies."""
     denoiser: ClassVar[str] = "transformer"
     guide: ClassVar[str] = ""
-    """Network of the pipeline that answers for the side of guidance without a prompt, and is not trained; empty: none."""
+    """Network of the pipeline for the side of guidance without a prompt, which is not trained; empty: none."""
     lora_targets: ClassVar[tuple[str, ...]]
     """Names of the modules that get a LoRA by default; none: diffusers' class of the network takes no adapters."""
     dead_ends: ClassVar[tuple[str, ...]] = ()
@@ -306,17 +306,17 @@ class Family:
         """The denoiser's input: packed latents, and what `extra_input` gave."""
         return latents if extra is None else torch.cat([latents, extra], self.extra_axis)
 
-    def kept(self, name: str, value: Any, loop_shape: Sequence[int]) -> Any:
-        """What of an argument of the denoiser's call is kept for a replay; tensors with a row a sample keep their rows.
+    def kept(self, name: str, value: Tensor, loop_shape: Sequence[int]) -> Tensor:
+        """What of an argument of the denoiser's call is kept for a replay; one with a row a sample keeps its rows.
 
         Args:
             loop_shape: shape of the latents in the pipeline's loop.
         """
         return value
 
-    def ask(self, network: Any, latents: Tensor, extra: Any, call: dict[str, Any]) -> Any:
-        """All outputs of a network for packed latents, from what `extra_input` gave and what was `kept` of a call."""
-        return network(self.network_input(latents, extra), **call)
+    def ask(self, network: Callable[..., Sequence[Any]], states: NetworkInput, call: dict[str, Any]) -> Sequence[Any]:
+        """All outputs of a network for its input, with what was `kept` of a call."""
+        return network(states, **call)
 
     def predicted(self, output: Tensor, count: int) -> Tensor:
         """Part of the network's output on its second axis for the latents, which are `count` long there."""

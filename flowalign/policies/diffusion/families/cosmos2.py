@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from diffusers import DiffusionPipeline, ModelMixin, SchedulerMixin
+from diffusers.utils import BaseOutput
 from torch import Tensor
 
 from flowalign.errors import ConfigError
@@ -16,8 +17,8 @@ from flowalign.policies.diffusion.families.latents import OneFrame
 class Cosmos2(TrueGuidance, OneFrame):
     """Cosmos-Predict2 (arXiv 2501.03575): text to image, by Wan's VAE.
 
-    Its loop holds EDM's x = x0 + k * noise (arXiv 2206.00364), which is a flow's x times 1 + k at the level k / (1 + k).
-    There EDM's c_in makes the network's input the flow's x, and c_skip and c_out its output the flow's velocity.
+    Its loop holds EDM's x = x0 + k * noise (arXiv 2206.00364): a flow's x times 1 + k, at the level k / (1 + k). There
+    EDM's c_in makes the network's input the flow's x, and c_skip and c_out its output the flow's velocity.
     """
 
     name = "cosmos2"
@@ -56,15 +57,16 @@ class Cosmos2(TrueGuidance, OneFrame):
         # the pipeline's is the weight of (positive - negative) on top of the positive prediction
         return {"guidance_scale": guidance - 1}
 
-    def call(self, pipeline: DiffusionPipeline, **arguments: Any) -> Any:
+    def call(self, pipeline: DiffusionPipeline, **arguments: Any) -> BaseOutput:
         if "latents" in arguments:
             arguments["latents"] = arguments["latents"] / pipeline.scheduler.config.sigma_max
         self.outputs, self.scale_asked = deque(maxlen=2), arguments["guidance_scale"] + 1
         hook = pipeline.transformer.register_forward_hook(lambda module, _, output: self.outputs.append(output[0]))
         try:
-            return pipeline(**arguments)
+            output: BaseOutput = pipeline(**arguments)
         finally:
             hook.remove()
+        return output
 
     def handed(self, output: Tensor, sample: Tensor, sigma: Tensor) -> Tensor:
         # not from the pipeline's x0, which is rounded to the network's dtype: divided by a small level little is left

@@ -1,7 +1,7 @@
 """HiDream-I1."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from diffusers.models.transformers.transformer_hidream_image import MOEFeedForwa
 from torch import Tensor
 
 from flowalign.errors import ConfigError
-from flowalign.policies.diffusion.families.base import Encoded, Family, option
+from flowalign.policies.diffusion.families.base import Encoded, Family, NetworkInput, option
 
 TEXT = "encoder_hidden_states_llama3"
 
@@ -68,12 +68,12 @@ class HiDream(Family):
     def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
         return super().token_limits(pipeline) | dict.fromkeys(("tokenizer_3", "tokenizer_4"), option(options, 128))
 
-    def kept(self, name: str, value: Any, loop_shape: Sequence[int]) -> Any:
+    def kept(self, name: str, value: Tensor, loop_shape: Sequence[int]) -> Tensor:
         # a layer after the other, each of all samples
         return value.transpose(0, 1) if name == TEXT else value
 
-    def ask(self, network: Any, latents: Tensor, extra: Any, call: dict[str, Any]) -> Any:
-        return super().ask(network, latents, extra, call | {TEXT: call[TEXT].transpose(0, 1)})
+    def ask(self, network: Callable[..., Sequence[Any]], states: NetworkInput, call: dict[str, Any]) -> Sequence[Any]:
+        return network(states, **call | {TEXT: call[TEXT].transpose(0, 1)})
 
     def velocity(self, outputs: Sequence[Any], copies: Sequence[int], guidance: float) -> Tensor:
         return super().velocity([-output for output in outputs], copies, guidance)

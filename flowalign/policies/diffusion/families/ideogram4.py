@@ -1,17 +1,18 @@
 """Ideogram 4."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.models.transformers.transformer_ideogram4 import LLM_TOKEN_INDICATOR, OUTPUT_IMAGE_INDICATOR
+from diffusers.utils import BaseOutput
 from torch import Tensor
 from torch.nn.functional import pad
 
 from flowalign.policies.diffusion.conditions import standing_in
-from flowalign.policies.diffusion.families.base import ATTENTION, Encoded, option
+from flowalign.policies.diffusion.families.base import ATTENTION, Encoded, NetworkInput, option
 from flowalign.policies.diffusion.families.flux2 import Flux2Latents
 from flowalign.policies.diffusion.families.guidance import TrueGuidance
 
@@ -38,14 +39,19 @@ class Ideogram4(Flux2Latents, TrueGuidance):
 
         @functools.wraps(encode)
         def encode_prompt(
-            prompt: Any, grid_h: int, grid_w: int, max_sequence_length: int, device: Any
-        ) -> tuple[Tensor, ...]:
+            prompt: list[str] | list[Tensor],
+            grid_h: int,
+            grid_w: int,
+            max_sequence_length: int,
+            device: torch.device | None,
+        ) -> Sequence[Tensor]:
             # the pipeline's call takes no embeddings: those of texts stand in their place
-            if isinstance(prompt[0], str):
-                return encode(prompt, grid_h, grid_w, max_sequence_length, device)
-            after = grid_h * grid_w
-            embeds = [pad(text, [0, 0, max_sequence_length - len(text), after]) for text in prompt]
-            lengths = [len(text) for text in prompt]
+            texts = [text for text in prompt if isinstance(text, Tensor)]
+            if not texts:
+                embedded: Sequence[Tensor] = encode(prompt, grid_h, grid_w, max_sequence_length, device)
+                return embedded
+            lengths, after = [len(text) for text in texts], grid_h * grid_w
+            embeds = [pad(text, [0, 0, max_sequence_length - len(text), after]) for text in texts]
             ids = pipeline._prepare_ids(lengths, grid_h, grid_w, max_sequence_length, device)
             return (torch.stack(embeds), *ids)
 
@@ -67,29 +73,30 @@ class Ideogram4(Flux2Latents, TrueGuidance):
     def arguments(self, guidance: float) -> dict[str, Any]:
         return {"guidance_scale": guidance, "guidance_schedule": None}
 
-    def call(self, pipeline: DiffusionPipeline, **arguments: Any) -> Any:
-        if arguments["guidance_scale"] != 1:
-            return pipeline(**arguments)
+    def call(self, pipeline: DiffusionPipeline, **arguments: Any) -> BaseOutput:
         # which asks the network without a prompt whatever the scale
-        with standing_in([pipeline.unconditional_transformer], lambda own: _nothing):
-            return pipeline(**arguments)
+        unasked = [pipeline.unconditional_transformer] if arguments["guidance_scale"] == 1 else []
+        with standing_in(unasked, lambda own: _nothing):
+            output: BaseOutput = pipeline(**arguments)
+        return output
 
-    def extra_input(self, first_input: Any, loop_shape: Sequence[int]) -> None:
+    def extra_input(self, first_input: NetworkInput, loop_shape: Sequence[int]) -> None:
         return None
 
-    def kept(self, name: str, value: Any, loop_shape: Sequence[int]) -> Any:
+    def kept(self, name: str, value: Tensor, loop_shape: Sequence[int]) -> Tensor:
         # the places of the picture have no features of texts
         return value[:, : value.shape[1] - loop_shape[1]].clone() if name == TEXT else value
 
-    def ask(self, network: Any, latents: Tensor, extra: Any, call: dict[str, Any]) -> Any:
+    def ask(self, network: Callable[..., Sequence[Any]], states: NetworkInput, call: dict[str, Any]) -> Sequence[Any]:
+        assert isinstance(states, Tensor)
         pictures = call["indicator"] == OUTPUT_IMAGE_INDICATOR
-        count, tokens = latents.shape[1], pictures.shape[1]
+        count, tokens = states.shape[1], pictures.shape[1]
         # a text's length moves the picture's tokens
-        places = pictures.int().argmax(1, keepdim=True) + torch.arange(count, device=latents.device)
-        places = places[:, :, None].expand_as(latents)
-        states = latents.new_zeros(len(latents), tokens, latents.shape[2]).scatter(1, places, latents)
+        places = pictures.int().argmax(1, keepdim=True) + torch.arange(count, device=states.device)
+        places = places[:, :, None].expand_as(states)
+        whole = states.new_zeros(len(states), tokens, states.shape[2]).scatter(1, places, states)
         text = pad(call[TEXT], [0, 0, 0, tokens - call[TEXT].shape[1]])
-        return (network(states, **call | {TEXT: text})[0].gather(1, places),)
+        return (network(whole, **call | {TEXT: text})[0].gather(1, places),)
 
     def velocity(self, outputs: Sequence[Any], copies: Sequence[int], guidance: float) -> Tensor:
         return -super().velocity([output.float() for output in outputs], copies, guidance)
