@@ -50,6 +50,9 @@ def iterate(name: str, method: str, folder: Path) -> dict[str, float]:
         "nft": {"chunks": 1},
         "draft": {"kernel": "ode", "guidance": 2.0, "chunks": 1},
     }
+    # Cosmos 2 guides above 2 only
+    scale = 3.0 if name == "cosmos2" else 2.0
+    noisy = {"flow_grpo": {"eta": 0.7, "guidance": scale}, "nft": {}, "draft": {"kernel": "ode", "guidance": scale}}
     config: dict[str, Any] = {
         "model": {"path": "tiny_sd3", "lora": lora, "encode": tiny.encode},
         "data": {"prompts": str(folder / "prompts.jsonl")},
