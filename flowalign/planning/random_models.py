@@ -13,8 +13,8 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from flowalign.data import ASSETS, shipped
 from flowalign.errors import ConfigError
-from flowalign.planning.tiny_pipelines import DATA, PIPELINES, part
-from flowalign.policies.diffusion.storage import check_index, load_config
+from flowalign.planning.tiny_pipelines import DATA, PIPELINES, Unguarded, part
+from flowalign.policies.diffusion.storage import BUILT, check_index, load_config
 from flowalign.policies.language.masked import MaskedPolicy
 from flowalign.policies.language.policy import LanguagePolicy
 from rewards.hub import hub
@@ -59,6 +59,9 @@ def random_pipeline(path: str, dtype: torch.dtype, device: torch.device, everyth
         components: dict[str, Any] = {}
         for name, entry in index.items():
             if name.startswith("_") or not isinstance(entry, list):
+                continue
+            if name in BUILT.get(index["_class_name"], ()):
+                components[name] = Unguarded()
                 continue
             if isinstance(entry[0], int | float):
                 components[name] = entry

@@ -40,6 +40,9 @@ ENCODING = {
 }
 """Arguments of prompt encodings that are settings; others are prompts, embeddings, devices and the like."""
 
+BUILT: dict[str, tuple[str, ...]] = {"Cosmos2TextToImagePipeline": ("safety_checker",)}
+"""Components that a class of pipelines makes by itself, whatever model_index.json says of them."""
+
 
 def check_options(path: str | Path, encode: Mapping[str, Any], attention: str | None) -> None:
     """Refuse options that a pipeline's class does not know, before its weights are read.
@@ -133,7 +136,8 @@ def check_index(path: str | Path, saved: Mapping[str, Any]) -> None:
     for component, entry in saved.items():
         # a list of numbers is an argument (Krea 2)
         numbers = isinstance(entry, list) and bool(entry) and all(isinstance(value, int | float) for value in entry)
-        if isinstance(entry, list) and not numbers and entry != [None, None] and _class_of(entry) is None:
+        made = component in BUILT.get(kind.__name__, ())
+        if isinstance(entry, list) and not (numbers or made or entry == [None, None]) and _class_of(entry) is None:
             raise ConfigError(
                 f"no pipeline at '{path}': its {component} is {str(entry)[:120]}, which is no class of diffusers or "
                 "transformers"
@@ -222,6 +226,7 @@ def load_pipeline(
     if not text_encoders:
         components |= dict.fromkeys(_text_encoders(saved))
     absent = {name: None for name, entry in saved.items() if entry == [None, None]}
+    absent |= dict.fromkeys(BUILT.get(saved["_class_name"], ()))
     family = family_of(saved["_class_name"])
     if family.package and importlib.util.find_spec(family.package) is None:
         raise ConfigError(f"model.path: {saved['_class_name']} needs {family.package}: pip install {family.package}")

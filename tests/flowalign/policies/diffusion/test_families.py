@@ -1,6 +1,5 @@
 """The table of models: what is registered is tested and documented."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +10,8 @@ from safetensors.torch import load_file
 
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
-from flowalign.planning.tiny_pipelines import PIPELINES, build
+from flowalign.planning.random_models import random_pipeline
+from flowalign.planning.tiny_pipelines import PIPELINES, Unguarded, build
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.diffusion.families import Family, family_of
 from flowalign.registry import names, resolve
@@ -187,19 +187,12 @@ def test_cosmos_ends_on_the_predicted_picture_and_walks_as_its_pipeline_does_unt
 
 
 def test_cosmos_says_what_it_needs_to_load(tmp_path: Path) -> None:
-    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "Cosmos2TextToImagePipeline"} | COSMOS))
+    build("cosmos2").save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="needs cosmos_guardrail: pip install cosmos_guardrail$"):
         DiffusersPolicy.from_pretrained(tmp_path)
-
-
-COSMOS = {
-    "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
-    "text_encoder": ["transformers", "T5EncoderModel"],
-    "tokenizer": ["transformers", "T5TokenizerFast"],
-    "transformer": ["diffusers", "CosmosTransformer3DModel"],
-    "vae": ["diffusers", "AutoencoderKLWan"],
-}
-"""what its model_index.json must have"""
+    # a plan and a dry run do without
+    random = random_pipeline(str(tmp_path), torch.float32, torch.device("cpu"))
+    assert isinstance(random.safety_checker, Unguarded) and random.transformer.config.num_layers == 2
 
 
 def test_ideograms_other_network_guides_and_stays() -> None:

@@ -45,14 +45,13 @@ def iterate(name: str, method: str, folder: Path) -> dict[str, float]:
     line |= {"mask": "mask.png"} if tiny.masked else {}
     (folder / "prompts.jsonl").write_text(json.dumps(line) + "\n")
     lora = {"rank": 2, "alpha": 4} if policy.family.lora_targets else None
-    noisy: dict[str, dict[str, Any]] = {
-        "flow_grpo": {"eta": 0.7, "guidance": 2.0},
-        "nft": {"chunks": 1},
-        "draft": {"kernel": "ode", "guidance": 2.0, "chunks": 1},
-    }
     # Cosmos 2 guides above 2 only
     scale = 3.0 if name == "cosmos2" else 2.0
-    noisy = {"flow_grpo": {"eta": 0.7, "guidance": scale}, "nft": {}, "draft": {"kernel": "ode", "guidance": scale}}
+    noisy: dict[str, dict[str, Any]] = {
+        "flow_grpo": {"eta": 0.7, "guidance": scale},
+        "nft": {"chunks": 1},
+        "draft": {"kernel": "ode", "guidance": scale, "chunks": 1},
+    }
     config: dict[str, Any] = {
         "model": {"path": "tiny_sd3", "lora": lora, "encode": tiny.encode},
         "data": {"prompts": str(folder / "prompts.jsonl")},
