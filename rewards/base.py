@@ -60,7 +60,7 @@ class Spec:
     """Some of "image", "text", "prompt", "metadata", "reference" (a picture or its file in metadata["reference"]),
     "frames", "latents" and "sound". They say what `samples` may hold: pictures ("image"), videos as sequences of
     pictures ("frames"), a language model's texts ("text"), pictures and texts (both), what a VAE would decode
-    (`Latents`), or a video's sound (`Sound`). A reward with several needs gets a `Sample` with all of them."""
+    (`Latents`), or a sound, alone or a video's (`Sound`). A reward with several needs gets a `Sample` with all of them."""
     kind: Kind = "pointwise"
     """pointwise: each value depends on its own sample only. group: on the samples of its group (see `groups`), which
     come whole. set: on all samples of the call. pairwise: there is a `compare` instead of a call; `WinRate` makes a
@@ -168,7 +168,7 @@ class DifferentiableReward(Protocol):
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Scores of pictures [B, 3, H, W] in [0, 1], on their device; `value` carries the gradient.
 
-        A reward that needs "frames" gets videos [B, 3, F, H, W].
+        A reward that needs "frames" gets videos [B, 3, F, H, W], and one that needs "sound" sounds [B, C, T] in [-1, 1].
         """
 
 
@@ -581,7 +581,9 @@ def _check_needs(reward: Reward, samples: Sequence[Any], prompts: Sequence[str],
         if isinstance(sample, str) != ("text" in spec.needs) and not {"text", "image"} <= spec.needs:
             needed, got = ("texts", "picture") if "text" in spec.needs else ("pictures", "text")
             raise RewardError(f"reward '{reward.name}' scores {needed}, but got a {got} for the prompt {prompt!r}")
-        if isinstance(sample, str | Sample):
+        if isinstance(sample, Sound) and not ("sound" in spec.needs or {"text", "image"} <= spec.needs):
+            raise RewardError(f"reward '{reward.name}' scores pictures, but got a sound for the prompt {prompt!r}")
+        if isinstance(sample, str | Sound | Sample):
             # the rewards that a whole sample is for check each its own side
             continue
         if "frames" in spec.needs and isinstance(sample, Image):

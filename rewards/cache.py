@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from PIL.Image import Image
 
-from rewards.base import Metadata, Reward, Scores, as_reward, score, sides, spec_of
+from rewards.base import Metadata, Reward, Scores, Sound, as_reward, score, sides, spec_of
 
 
 class Cached:
@@ -50,9 +50,11 @@ class Cached:
         self.hits += len(keys) - len(new)
         return Scores.cat([known[key] for key in keys])
 
-    def _key(self, image: Image | Sequence[Image], prompt: str, record: Mapping[str, Any]) -> bytes:
+    def _key(self, image: Image | Sequence[Image] | Sound, prompt: str, record: Mapping[str, Any]) -> bytes:
         needs, content = self.spec.needs, hashlib.sha256()
-        pictures = [image] if isinstance(image, Image) else list(image)
+        pictures = [image] if isinstance(image, Image) else [] if isinstance(image, Sound) else list(image)
+        if isinstance(image, Sound):
+            content.update(image.waveform.tobytes())
         if "reference" in needs:
             # a file is known by its name
             pictures += [record["reference"]] if isinstance(record["reference"], Image) else []

@@ -24,7 +24,7 @@ def load_clap(model: str, device: str) -> tuple[Any, Any]:
 class CLAP:
     """CLAP: cosine of a sound and its prompt, in [-1, 1] (arXiv 2211.06687); of `rewards.Sound` as samples.
 
-    In training it scores the sound that LTX-2 makes along with a video.
+    In training it scores what Stable Audio 3 makes, and the sound that LTX-2 makes along with a video.
 
     Args:
         model: folder or hub name of a CLAP of transformers. One with fusion hears more than ten seconds, others the

@@ -18,7 +18,7 @@ from PIL.Image import Image
 from safetensors.numpy import load_file, save_file
 
 from flowalign.config import Watch
-from rewards import Metadata, Reward, Scores, Spec, advance, as_reward, bind, groups, score, seen, sides, spec_of
+from rewards import Metadata, Reward, Scores, Sound, Spec, advance, as_reward, bind, groups, score, seen, sides, spec_of
 from rewards.compose import joined, labels
 from rewards.rules import STATISTICS, image_statistics, thumbnail, thumbnail_distances
 
@@ -96,8 +96,8 @@ class Panel:
             judged[label] = score(entry, samples, prompts, metadata)
             parts[label] = judged[label].value
         scores = replace(scores, replies=joined(judged))
-        if isinstance(samples[0], str):
-            # a text has no image statistics
+        if isinstance(seen(samples[0]), str | Sound):
+            # a text or a sound has no image statistics
             return replace(scores, parts=parts)
         # the statistics of a video are its middle frame's
         views = [seen(sample) for sample in samples]

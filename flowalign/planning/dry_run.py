@@ -33,7 +33,7 @@ from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.training import Trainer
 from flowalign.training.building import language_policy
-from rewards import Scores, Spec
+from rewards import Scores, Sound, Spec
 
 TINY_TOKENS = 16
 """Tokens that a tiny language model is asked for, at most."""
@@ -86,7 +86,7 @@ class Report:
 class StandIn:
     """The reward of a dry run, which needs no weights, in [0, 1].
 
-    A picture's reward is the mean of all its pixels. A text's reward is the number of its different characters, divided
+    A picture's reward is the mean of all its pixels, a sound's that of its samples, from -1 to 1 brought to 0 to 1. A text's reward is the number of its different characters, divided
     by its length, earned in one step.
 
     Args:
@@ -105,22 +105,25 @@ class StandIn:
         return Spec(frozenset(needs), differentiable=True)
 
     def __call__(
-        self, samples: Sequence[Image | str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+        self, samples: Sequence[Image | Sound | str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
     ) -> Scores:
         value = torch.tensor([self.value(one) for one in samples])
         ends = [len(one) for one in samples if isinstance(one, str)]
         steps = [[each] for each in zip(ends, value.tolist(), strict=True)] if ends else None
         return Scores(value, dict.fromkeys(self.parts, value), steps)
 
-    def value(self, sample: Image | str) -> float:
+    def value(self, sample: Image | Sound | str) -> float:
         """The reward of a sample."""
         if isinstance(sample, str):
             return len(set(sample)) / max(len(sample), 1)
+        if isinstance(sample, Sound):
+            return float(np.mean(sample.waveform)) / 2 + 0.5
         return float(np.mean(np.asarray(sample))) / 255
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        """Score pictures [B, 3, H, W]; see `DifferentiableReward.score_pixels`."""
-        return Scores(pixels.mean((1, 2, 3)))
+        """Score pictures [B, 3, H, W] or sounds [B, C, T]; see `DifferentiableReward.score_pixels`."""
+        mean = pixels.flatten(1).mean(1)
+        return Scores(mean / 2 + 0.5 if pixels.dim() == 3 else mean)
 
 
 def dry_run(config: BaseConfig, full: bool = False) -> Report | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import AutoencoderSAME, DiffusionPipeline
 from PIL.Image import Image
 from torch import nn
 from transformers import CLIPTokenizer, PreTrainedModel
@@ -84,6 +84,11 @@ def build(name: str) -> DiffusionPipeline:
             # some start at zero and some uninitialised
             if parameter.dim() < 2 or not parameter.any() or not parameter.isfinite().all():
                 parameter.normal_(1.0 if parameter.dim() == 1 and bool((parameter == 1).all()) else 0.0, 0.1)
+        vae = pipe.components.get("vae")
+        for parameter in vae.parameters() if isinstance(vae, AutoencoderSAME) else ():
+            # every block of it begins as nothing, and its sounds as silence
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.15)
     for component in pipe.components.values():
         if isinstance(component, nn.Module):
             component.eval()

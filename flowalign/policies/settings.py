@@ -269,6 +269,8 @@ class Sampling(SamplingSettings):
     chunks: int = Field(1, ge=1)
     """Chunks of frames of latents that a causal pipeline makes one after the other, each in `steps` steps and given
     those before it; 1: a video is made as a whole."""
+    duration: float | None = Field(None, gt=0)
+    """Seconds of a sound."""
     rlg: float | dict[str, float] = 1.0
     """Weight of a LoRA's change: 0 is the base, 1 the trained model, 1.6 more of it at twice the time (RLG); or several
     LoRAs, each a folder, file or hub name with its weight, 'trained' the model's own."""
@@ -293,7 +295,7 @@ class Sampling(SamplingSettings):
         Args:
             kept: only these steps of the schedule; needs `sigmas`.
         """
-        sides = {"height": self.height, "width": self.width, "num_frames": self.num_frames}
+        sides = {name: getattr(self, name) for name in ("height", "width", "num_frames", "duration")}
         size = {name: side for name, side in sides.items() if side is not None}
         names = ("steps", "guidance", "guidance_2", "negative_prompt", "sigmas", "order")
         base = {name: getattr(self, name) for name in names}

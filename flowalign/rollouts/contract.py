@@ -185,7 +185,7 @@ def undescribed(rollout: Rollout) -> str | None:
         return "its kernel is none of flowalign's own"
     if any(source is not None for source in rollout.sources):
         return "its samples are made from pictures"
-    if rollout.sound is not None:
+    if rollout.sound is not None or rollout.policy.family.makes_sound:
         return "its samples have a sound"
     if rollout.cached or rollout.rlg != 1 or rollout.unmoved is not None:
         return "a feature cache, rlg or a moved start noise took part in it"

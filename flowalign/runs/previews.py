@@ -5,7 +5,7 @@ The previews of an iteration are one folder of the run, which appears by one ren
     previews/iteration-000010/
         films.jsonl     a line for each film
         groups.jsonl    a line for each group
-        *.webp          pictures that the lines name
+        *.webp          pictures that the lines name; of sounds *.wav, the first seconds
 
 A film line is `{"prompt", "seed", "metadata", "sigmas", "pictures", "rewards", "dense", "advantages", "sparse",
 "ratios", "noise", "stochastic", "turning"}`, a group line `{"prompt", "metadata", "members": [{"picture", "seed",
@@ -24,7 +24,8 @@ from typing import Any
 
 from PIL.Image import Image
 
-from flowalign.runs.samples import Picture, Sample, save_picture
+from flowalign.runs.samples import Picture, Sample, frames_of, save_picture
+from flowalign.runs.sounds import save_sound, small
 
 FOLDER = "previews"
 
@@ -174,13 +175,18 @@ def _member(path: Path, group: Group, i: int, side: int) -> dict[str, Any]:
 
 
 def save_small(path: Path, sample: Picture, side: int) -> str:
-    """Save a picture as WebP: small ones without loss, others scaled down, with a loss that is not visible."""
-    frames = [sample.convert("RGB")] if isinstance(sample, Image) else [frame.convert("RGB") for frame in sample]
+    """Save a picture as WebP: small ones without loss, others scaled down, with a loss that is not visible.
+
+    Of a sound its first seconds are saved, as WAV of one channel.
+    """
+    if not isinstance(sample, Image | Sequence):
+        return save_sound(small(sample), path).name
+    frames = [frame.convert("RGB") for frame in frames_of(sample)]
     lossless = max(frames[0].size) <= 64
     for frame in frames:
         frame.thumbnail((side, side))
-    small = frames[0] if isinstance(sample, Image) else frames
-    return save_picture(small, path, "webp", quality=85, lossless=lossless).name
+    shown = frames[0] if isinstance(sample, Image) else frames
+    return save_picture(shown, path, "webp", quality=85, lossless=lossless).name
 
 
 def _numbers(values: Sequence[float] | None) -> list[float | None] | None:

@@ -2,7 +2,7 @@
 
     samples/iteration-000010/
         samples.jsonl       a line for each sample
-        00000.png           pictures that the lines name; 00000.webp, animated, if a sample is a video
+        00000.png           pictures that the lines name; 00000.webp, animated, if a sample is a video; a sound is a .wav
         thumbnails/         small copies of large pictures, 00000.png.jpg
 
 A line is `{"picture", "prompt", "seed", "metadata", "rewritten"}` and scores by name: `picture` names a picture or a
@@ -15,9 +15,14 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from PIL import Image
+
+from flowalign.runs.sounds import drawn, save_sound
+
+if TYPE_CHECKING:
+    from rewards import Sound
 
 FOLDER = "samples"
 THUMBNAIL = 192
@@ -26,10 +31,10 @@ MILLISECONDS = 125
 """Milliseconds of a video's frame."""
 
 
-Picture = Image.Image | Sequence[Image.Image]
-"""A picture, or the frames of a video."""
-Sample = str | Picture
-"""A picture, a video or a text."""
+Picture: TypeAlias = "Image.Image | Sequence[Image.Image] | Sound"
+"""A picture, the frames of a video, or a sound."""
+Sample: TypeAlias = "str | Picture"
+"""A picture, a video, a sound or a text."""
 
 
 def save_samples(run: Path, iteration: int, samples: Iterable[tuple[Sample, Mapping[str, Any]]]) -> Path:
@@ -51,8 +56,8 @@ def save_samples(run: Path, iteration: int, samples: Iterable[tuple[Sample, Mapp
             lines.append(json.dumps({"text": sample, **record}) + "\n")
             continue
         path = save_picture(sample, partial / f"{number:05d}", "png")
-        first = sample if isinstance(sample, Image.Image) else sample[0]
-        if max(first.size) > THUMBNAIL:
+        first = frames_of(sample)[0]
+        if path.suffix != ".wav" and max(first.size) > THUMBNAIL:
             save_thumbnail(first.copy(), thumbnail_of(path))
         lines.append(json.dumps({"picture": path.name, **record}) + "\n")
     (partial / "samples.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -62,14 +67,23 @@ def save_samples(run: Path, iteration: int, samples: Iterable[tuple[Sample, Mapp
 
 
 def save_picture(sample: Picture, path: Path, ending: str, **settings: Any) -> Path:
-    """Write a picture, or a sequence of frames as an animated WebP; returns the path with its ending."""
+    """Write a picture, a sequence of frames as an animated WebP, or a sound as WAV; returns the path with its ending."""
     if isinstance(sample, Image.Image):
         path = path.with_suffix(f".{ending}")
         sample.save(path, **settings)
+    elif not isinstance(sample, Sequence):
+        path = save_sound(sample, path)
     else:
         path = path.with_suffix(".webp")
         sample[0].save(path, save_all=True, append_images=sample[1:], duration=MILLISECONDS, loop=0, **settings)
     return path
+
+
+def frames_of(sample: Picture) -> Sequence[Image.Image]:
+    """A picture, or a drawing of a sound, as its only frame; a video's frames."""
+    if isinstance(sample, Sequence):
+        return sample
+    return [sample if isinstance(sample, Image.Image) else drawn(sample)]
 
 
 def thumbnail_of(picture: Path) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from flowalign.runs.previews import Film
-from flowalign.runs.samples import Picture
+from flowalign.runs.samples import Picture, frames_of
 
 SIDE = 192
 """Pixels of a picture in a grid."""
@@ -30,7 +30,8 @@ INK = "#1b1d21"
 
 @dataclass(repr=False)
 class Grid:
-    """Rows of pictures with captions; a video is shown by its middle frame. A notebook displays the grid itself."""
+    """Rows of pictures with captions; a video is shown by its middle frame, a sound by a drawing of its loudness. A
+    notebook displays the grid itself."""
 
     rows: Sequence[Sequence[Picture]]
     captions: Sequence[Sequence[str]]
@@ -142,7 +143,8 @@ def _lines(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> lis
 
 
 def _small(picture: Picture) -> Image.Image:
-    frame = picture if isinstance(picture, Image.Image) else picture[len(picture) // 2]
+    frames = frames_of(picture)
+    frame = frames[len(frames) // 2]
     # a tiny model's pixels stay sharp
     way = Image.Resampling.NEAREST if 2 * max(frame.size) < SIDE else Image.Resampling.LANCZOS
     return ImageOps.pad(frame.convert("RGB"), (SIDE, SIDE), way, "white")

@@ -95,6 +95,10 @@ class Engine:
                 f"{type(policy.pipeline).__name__} denoises a sound along with the pictures, which a search loses; "
                 "flowalign sample works"
             )
+        if policy.family.makes_sound:
+            raise ConfigError(
+                f"{type(policy.pipeline).__name__} makes sounds, and a search shows pictures; flowalign sample works"
+            )
         # Euler's steps are what all methods can take
         self.metadata, self.arguments = dict(metadata or {}), sampling.arguments() | {"order": 1}
         self.batch_size: int = self.arguments["batch_size"]

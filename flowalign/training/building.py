@@ -100,7 +100,7 @@ def build_policy(
 
 def _sides(sampling: Sampling) -> dict[str, Any]:
     """The sizes that the settings give."""
-    sides = {name: getattr(sampling, name) for name in ("height", "width", "num_frames")}
+    sides = {name: getattr(sampling, name) for name in ("height", "width", "num_frames", "duration")}
     return {name: size for name, size in sides.items() if size is not None}
 
 
@@ -148,7 +148,8 @@ def check_media(reward: Reward, model: Network) -> None:
 
 
 def check_sound(config: BaseConfig, policy: Any = None) -> None:
-    """Refuse rewards of sound, before they load, if the model makes none or a group's samples share theirs.
+    """Refuse rewards of sound, before they load, if the model makes none or a group's samples share theirs; and workers
+    of a model that makes sounds.
 
     Args:
         policy: policy instead of the configuration's model.
@@ -158,7 +159,8 @@ def check_sound(config: BaseConfig, policy: Any = None) -> None:
         for named in (config.rewards, [*(config.evaluation.rewards or []), *config.evaluation.panel])
     )
     names = [*trained, *watched]
-    if not names:
+    sent = isinstance(config, Config) and config.rollout.workers is not None
+    if not names and not sent:
         return
     if not isinstance(config, Config):
         raise ConfigError(f"rewards: '{names[0]}' scores sound, and this model makes texts")
@@ -168,9 +170,16 @@ def check_sound(config: BaseConfig, policy: Any = None) -> None:
         if policy
         else load_config(described_by(shipped(config.model.path), described))["_class_name"]
     )
-    if not family_of(made_by).samples_sound:
-        raise ConfigError(f"rewards: '{names[0]}' scores sound, and {made_by} makes none; LTX2Pipeline does")
-    if trained and config.rollout.share_start_noise:
+    family = family_of(made_by)
+    if sent and family.makes_sound:
+        raise ConfigError(
+            f"rollout.workers: they send pictures, videos and texts, and {made_by} makes sounds; workers: null works"
+        )
+    if names and not (family.samples_sound or family.makes_sound):
+        raise ConfigError(
+            f"rewards: '{names[0]}' scores sound, and {made_by} makes none; LTX2Pipeline and StableAudio3Pipeline do"
+        )
+    if trained and family.samples_sound and config.rollout.share_start_noise:
         raise ConfigError(
             f"rollout.share_start_noise: '{trained[0]}' scores sound, and samples that begin together share theirs; "
             "share_start_noise: false works"

@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw
 from flowalign.config import BaseConfig
 from flowalign.rollouts.extremes import Extremes
 from flowalign.runs.environment import flat, record_environment
-from flowalign.runs.samples import MILLISECONDS, Picture, Sample
+from flowalign.runs.samples import MILLISECONDS, Sample, frames_of
 
 SIDE = 512
 """Pixels of a picture's longer side, at most."""
@@ -71,7 +71,7 @@ def _in_tensorboard(
     for number, (sample, record) in enumerate(samples):
         if isinstance(sample, str):
             continue
-        frames = [captioned(frame, record) for frame in _frames(sample)]
+        frames = [captioned(frame, record) for frame in frames_of(sample)]
         image = Summary.Image(
             width=frames[0].width, height=frames[0].height, colorspace=3, encoded_image_string=_encoded(frames)
         )
@@ -88,9 +88,11 @@ def _in_wandb(run: Any, title: str, samples: Sequence[tuple[Sample, Mapping[str,
     media: list[Any] = []
     rows = [[record["reward"], record["prompt"], sample] for sample, record in samples if isinstance(sample, str)]
     for sample, record in samples:
-        if isinstance(sample, Image.Image):
-            media.append(wandb.Image(_sized(sample), caption=_caption(record)))
-        elif not isinstance(sample, str):
+        if isinstance(sample, str):
+            continue
+        if not isinstance(sample, Sequence):
+            media.append(wandb.Image(_sized(frames_of(sample)[0]), caption=_caption(record)))
+        else:
             clip = io.BytesIO(_encoded([_sized(frame) for frame in sample]))
             media.append(wandb.Video(clip, caption=_caption(record), format="gif"))
     shown = {title: media} if media else {title: wandb.Table(columns=["reward", "prompt", "text"], data=rows)}
@@ -111,10 +113,6 @@ def captioned(picture: Image.Image, record: Mapping[str, Any]) -> Image.Image:
 
 def _caption(record: Mapping[str, Any]) -> str:
     return f"{record['reward']:.3f}  {record.get('rewritten', record['prompt'])}"
-
-
-def _frames(sample: Picture) -> Sequence[Image.Image]:
-    return [sample] if isinstance(sample, Image.Image) else sample
 
 
 def _sized(picture: Image.Image) -> Image.Image:

@@ -57,7 +57,7 @@ class AlongODE(DistributionMatching):
     @staticmethod
     def _above(sampler: DiffusionSampler, steps: Tensor, share: Tensor, least: float = 0.0) -> Tensor:
         call = sampler.config.rollout.arguments()
-        names = ("steps", "sigmas", "height", "width", "num_frames")
+        names = ("steps", "sigmas", "height", "width", "num_frames", "duration")
         at = {name: call[name] for name in names if call.get(name) is not None}
         process = ForwardProcess(sampler.policy)
         sigmas = process.sigmas(**at).cpu()

@@ -66,7 +66,8 @@ def check_files(prompts: Prompts, name: str) -> None:
 def size(sampler: DiffusionSampler, batch: Batch) -> dict[str, Any]:
     """Size of the samples and of a network's batch, as arguments of the policy's methods."""
     sampling = sampler.arguments(batch)
-    return {name: sampling[name] for name in ("height", "width", "num_frames", "batch_size") if name in sampling}
+    names = ("height", "width", "num_frames", "duration", "batch_size")
+    return {name: sampling[name] for name in names if name in sampling}
 
 
 def latents(sampler: DiffusionSampler, batch: Batch, key: str) -> Tensor:

@@ -37,6 +37,7 @@ OPTIONS: dict[str, Any] = {
     "height": Annotated[int | None, typer.Option(min=8, help="Pixels.")],
     "width": Annotated[int | None, typer.Option(min=8, help="Pixels.")],
     "num_frames": Annotated[int | None, typer.Option(min=1, help="Frames of a video.")],
+    "duration": Annotated[float | None, typer.Option(min=0.01, callback=finite, help="Seconds of a sound.")],
     "rlg": Annotated[
         list[str] | None,
         typer.Option(

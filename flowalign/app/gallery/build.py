@@ -19,6 +19,7 @@ from flowalign.runs.foreign import ForeignError, check_folder, read_json, write_
 from flowalign.runs.samples import THUMBNAIL, save_thumbnail, thumbnail_of
 
 CLIPS = {".mp4", ".webm"}
+SOUNDS = {".wav"}
 PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".avif"}
 POINTS = 1000
 """Most points of a curve on the page; of longer ones the extremes of equal intervals are shown."""
@@ -261,7 +262,7 @@ class PictureStore:
         return placed
 
     def _one(self, name: str, source: Path) -> tuple[int, ...] | None:
-        """Put a picture into the gallery; return its (mtime, bytes, width, height), with width 0 for clips."""
+        """Put a picture into the gallery; return its (mtime, bytes, width, height), with width 0 for clips and sounds."""
         target, thumbnail = self.output / "pictures" / name, self.output / "thumbnails" / f"{name}.jpg"
         try:
             state = source.stat()
@@ -272,7 +273,7 @@ class PictureStore:
             size = (0, 0)
             if suffix in PICTURES:
                 size = self._thumbnail(source, thumbnail)
-            elif suffix not in CLIPS:
+            elif suffix not in CLIPS | SOUNDS:
                 return None
             _link(source, target)
         except (OSError, ValueError):

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment, PackageLoader
 
-from flowalign.app.gallery.build import CLIPS, PICTURES, thinned
+from flowalign.app.gallery.build import CLIPS, PICTURES, SOUNDS, thinned
 from flowalign.app.gallery.runs import SavedRun, SavedSample, read_runs
 from flowalign.evaluation.comparison import Comparison, Row
 from flowalign.evaluation.statistics import Significance, significance
@@ -204,9 +204,9 @@ def _placed(sample: SavedSample, number: int, run: int, output: Path) -> Side:
         return Side(reward=reward, text=sample.text)
     suffix = sample.path.suffix.lower()
     clip, small = suffix in CLIPS, False
-    if suffix not in CLIPS | PICTURES:
+    if suffix not in CLIPS | SOUNDS | PICTURES:
         raise PictureError(f"{sample.path} has the ending of no picture")
-    if not clip:
+    if suffix in PICTURES:
         with opened(sample.path) as picture:
             small = max(picture.size) <= 128
     name = f"pictures/{number:02d}-{run}{suffix}"

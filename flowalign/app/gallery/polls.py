@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from flowalign.app.gallery.build import Gallery, Placed
+from flowalign.app.gallery.build import SOUNDS, Gallery, Placed
 from flowalign.app.gallery.votes import commands, enough, results
 from flowalign.data.votes import CATCH, REPEAT, WORTH, Pair, Votes, plain, plain_of
 from flowalign.evaluation.voting import BradleyTerry
@@ -207,8 +207,10 @@ def _sides(key: str, token: str, contest: dict[str, tuple[Placed, Placed]]) -> t
 
 
 def _breakable(placed: Placed) -> bool:
-    """Whether a broken sample is told from a whole one at sight; short texts are not."""
+    """Whether a broken sample is told from a whole one at sight; sounds and short texts are not."""
     text = placed.sample.text
+    if Path(placed.picture).suffix in SOUNDS:
+        return False
     return text is None or len(set(text.split())) >= WORDS
 
 

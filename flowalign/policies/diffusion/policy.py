@@ -661,13 +661,13 @@ class DiffusersPolicy(Policy[Rollout]):
     def decode_pixels(self, latents: Tensor) -> Tensor:
         """Finished latents [B, ...] to pictures [B, 3, H, W], or videos [B, 3, F, H, W], in [0, 1] with gradients.
 
-        What the VAE computes is not kept but computed again in the backward pass.
+        Sounds are [B, C, T] in [-1, 1]. What the VAE computes is not kept but computed again in the backward pass.
         """
         pixels = checkpoint(
             lambda x: self.family.decode(self.pipeline, x), latents, use_reentrant=False, preserve_rng_state=False
         )
         self.release_vae()
-        return (pixels.float() / 2 + 0.5).clamp(0, 1)
+        return pixels.float().clamp(-1, 1) if self.family.makes_sound else (pixels.float() / 2 + 0.5).clamp(0, 1)
 
     def decode(self, rollout: Rollout, batch_size: int = 64) -> list[Image]:
         return self.decode_latents(rollout.whole(rollout.trajectory.final), batch_size)
@@ -704,7 +704,7 @@ class DiffusersPolicy(Policy[Rollout]):
             ConfigError: a reward needs the sound of samples that were made without.
         """
         wanted = sides(needs)
-        if wanted == ["picture"]:
+        if wanted == ["picture"] or (self.family.makes_sound and "latents" not in wanted):
             return self.decode_latents(latents, batch_size)
         samples = [Sample()] * len(latents)
         if shown or "picture" in wanted:
@@ -729,7 +729,8 @@ class DiffusersPolicy(Policy[Rollout]):
 
     @torch.no_grad()
     def decode_latents(self, latents: Tensor, batch_size: int = 64) -> list[Image]:
-        """Finished latents [B, ...] to pictures, or videos as lists of them, as the pipeline would postprocess them."""
+        """Finished latents [B, ...] to pictures, or videos as lists of them, as the pipeline would postprocess them; or to
+        sounds."""
         pictures: list[Image] = []
         for chunk in latents.split(batch_size):
             pixels = self.family.decode(self.pipeline, chunk)

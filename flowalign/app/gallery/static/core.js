@@ -71,8 +71,9 @@ const gallery = (() => {
 
   // small pictures keep their pixels sharp when enlarged
   const small = (width, height) => Math.max(width, height) <= 128;
-  // a picture or a clip
+  // a picture, a clip or a sound
   function image(source, alt, attributes = {}) {
+    if (/\.wav$/.test(source)) return element("audio", { src: source, "aria-label": alt, controls: true, preload: "metadata" });
     if (/\.(mp4|webm)$/.test(source)) {
       const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
       const clip = element("video", { src: source, "aria-label": alt, loop: true, playsinline: true, preload: "metadata", autoplay: !still, ...attributes });

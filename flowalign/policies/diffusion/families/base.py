@@ -81,6 +81,8 @@ class Family:
     """Processes that each sample's tokens are divided over; padded texts are made to fit."""
     samples_sound: ClassVar[bool] = False
     """The network denoises a sound along with the pictures."""
+    makes_sound: ClassVar[bool] = False
+    """Samples are sounds, and nothing else: what `decode` gives is [B, C, T] in [-1, 1], and `pictures` sounds."""
     renamed: ClassVar[Mapping[str, str]] = {}
     """Arguments of a rollout's call that the pipeline's call has by other names."""
     tolerance: ClassVar[float] = 1e-4

@@ -134,11 +134,10 @@ def roll(policy: DiffusersPolicy, tiny: Tiny, **settings: Any) -> Rollout:
 
 
 def ode(policy: DiffusersPolicy, tiny: Tiny, guidance: float) -> Tensor:
-    """Pixels of our ODE sampling, in [0, 1]."""
+    """Pixels of our ODE sampling, in [0, 1], or waves."""
     rollout = roll(policy, tiny, kernel=euler, eta=None, guidance=guidance)
     with torch.no_grad():
-        pixels = policy.family.decode(policy.pipeline, rollout.whole(rollout.trajectory.final))
-    return (pixels / 2 + 0.5).clamp(0, 1)
+        return policy.decode_pixels(rollout.whole(rollout.trajectory.final))
 
 
 def plain(pipe: DiffusionPipeline, policy: DiffusersPolicy, tiny: Tiny, guidance: float) -> Tensor:
@@ -308,6 +307,10 @@ def test_weights_that_the_network_cannot_use_are_not_trained(
     unusable = fresh.untrained
     if not unusable:
         pytest.skip("it can use all")
+    if not fresh.family.lora_targets:
+        fresh.train_all()
+        assert fresh.trainable() and not any(part.startswith(unusable) for part in fresh.trainable())
+        return
     everything, linear, published = (DiffusersPolicy(build(name), encode_options=tiny.encode) for _ in range(3))
     everything.train_all()
     linear.add_lora(2, 4, "all-linear")
@@ -457,6 +460,10 @@ def test_sizes_that_cannot_be_made_are_refused_with_those_that_can(policy: Diffu
 def test_pictures(policy: DiffusersPolicy, tiny: Tiny, together: Rollout) -> None:
     made = policy.decode(together, batch_size=3)
     assert len(made) == len(PROMPTS)
+    if policy.family.makes_sound:
+        rate = policy.pipeline.vae.config.sampling_rate
+        assert {(sound.waveform.shape, sound.rate) for sound in made} == {((2, int(tiny.call["duration"] * rate)), rate)}
+        return
     for picture in made:
         frames = picture if "num_frames" in tiny.call else [picture]
         assert len(frames) == tiny.call.get("num_frames", 1)
