@@ -52,7 +52,7 @@ from flowalign.planning.tiny_pipelines import PIPELINES
 from flowalign.policies.base import torch_dtype
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.context_parallel import TokenParts, check_network
-from flowalign.policies.diffusion.families import Family, family_of
+from flowalign.policies.diffusion.families import CONDITIONING, Family, family_of
 from flowalign.policies.diffusion.sources import opened
 from flowalign.policies.settings import ContextParallel, Model
 from flowalign.training.building import make_trainable
@@ -223,7 +223,7 @@ def measure(config: Config, differentiated: float = 0) -> tuple[Costs, list[str]
         gradient = partial(_differentiate, policy, scorers)
         counts = (1, 2) if differentiated else ()
         gradient_peaks = [Meter(device, torch.float32)(partial(gradient, final[:n])).peak for n in counts]
-    beside = ("image_encoder", "connectors", policy.family.guide)
+    beside = (*CONDITIONING, policy.family.guide)
     costs = Costs(
         parameters=parameters,
         trained=sum(p.numel() for p in policy.trainable().values()),

@@ -5,7 +5,7 @@ Nothing is invented there: a model whose configuration could not be traced to a 
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,15 @@ def build(path: str, dtype: torch.dtype) -> DiffusionPipeline:
     for component in pipe.components.values():
         if isinstance(component, torch.nn.Module):
             component.eval()
+    if hasattr(pipe, "generate_prior_tokens"):
+        # each token follows from the one before, and on the fake device none has a value
+        vars(pipe)["generate_prior_tokens"] = _undrawn
     return pipe
+
+
+def _undrawn(prompts: Sequence[str], height: int, width: int, **_: object) -> tuple[torch.Tensor, None, None]:
+    """Tokens of GLM-Image, one for 16 x 16 pixels, without its language model."""
+    return torch.zeros(len(prompts), height * width // 256, dtype=torch.long, device=DEVICE), None, None
 
 
 def network(name: str, device: torch.device = DEVICE) -> Any:

@@ -25,7 +25,7 @@ from flowalign.policies.diffusion.checks import check_replay
 from flowalign.policies.diffusion.conditions import EXTRA_INPUT, GUIDE, CallRecorder, Conditions, Ragged, standing_in
 from flowalign.policies.diffusion.embeddings import EmbeddingStore
 from flowalign.policies.diffusion.experts import Experts, own_weights
-from flowalign.policies.diffusion.families import Family, check_adapters, family_of, to_device
+from flowalign.policies.diffusion.families import CONDITIONING, Family, check_adapters, family_of, to_device
 from flowalign.policies.diffusion.forward_process import CleanSamples, ForwardProcess, Noised
 from flowalign.policies.diffusion.prompts import PromptEncoder
 from flowalign.policies.diffusion.rlg import weighed_velocity, weighing
@@ -99,7 +99,7 @@ class DiffusersPolicy(Policy[Rollout]):
             if isinstance(module, nn.Module):
                 module.requires_grad_(False).eval()
         to_device(self.denoiser, self.device)
-        for name in ("vae", "image_encoder", "connectors", self.family.guide):
+        for name in ("vae", *CONDITIONING, self.family.guide):
             to_device(getattr(pipeline, name, None), self.device)
         if attention is not None:
             self._set_attention(attention)

@@ -7,6 +7,10 @@ from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.diffusion.families.base import Family
 
 
+CONDITIONING = ("image_encoder", "connectors", "duration_embedder", "vision_language_encoder")
+"""Parts of pipelines, besides the text encoders, that make what the denoiser is called with; they stay on the device."""
+
+
 def family_of(pipeline_class: str) -> Family:
     """The family a pipeline class belongs to."""
     families: list[type[Family]] = [registry.resolve("models", name) for name in registry.names("models")]
@@ -38,4 +42,4 @@ def to_device(module: torch.nn.Module | None, device: torch.device | str) -> Non
         module.to(device)
 
 
-__all__ = ["Family", "check_adapters", "family_of", "to_device"]
+__all__ = ["CONDITIONING", "Family", "check_adapters", "family_of", "to_device"]
