@@ -60,7 +60,7 @@ class Spec:
     """Some of "image", "text", "prompt", "metadata", "reference" (a picture or its file in metadata["reference"]),
     "frames", "latents" and "sound". They say what `samples` may hold: pictures ("image"), videos as sequences of
     pictures ("frames"), a language model's texts ("text"), pictures and texts (both), what a VAE would decode
-    (`Latents`), or a sound, alone or a video's (`Sound`). A reward with several needs gets a `Sample` with all of them."""
+    (`Latents`), or a sound (`Sound`). A reward with several needs gets a `Sample` with all of them."""
     kind: Kind = "pointwise"
     """pointwise: each value depends on its own sample only. group: on the samples of its group (see `groups`), which
     come whole. set: on all samples of the call. pairwise: there is a `compare` instead of a call; `WinRate` makes a
@@ -168,7 +168,7 @@ class DifferentiableReward(Protocol):
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Scores of pictures [B, 3, H, W] in [0, 1], on their device; `value` carries the gradient.
 
-        A reward that needs "frames" gets videos [B, 3, F, H, W], and one that needs "sound" sounds [B, C, T] in [-1, 1].
+        A reward that needs "frames" gets videos [B, 3, F, H, W]; of a model of sounds it gets [B, C, T] in [-1, 1].
         """
 
 

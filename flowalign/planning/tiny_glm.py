@@ -6,7 +6,7 @@ from transformers import GlmImageProcessor
 
 
 class TinyGlmImageProcessor(GlmImageProcessor):
-    """With any tokenizer, and a preview of one token: the model's own of 256 would take a tiny one a second a sample."""
+    """With any tokenizer, and a preview of one token: the model's own has 256, which take a tiny one a second."""
 
     def __init__(self, image_processor: Any = None, tokenizer: Any = None, **settings: Any) -> None:
         tokenizer.image_token, tokenizer.grid_bos_token, tokenizer.grid_eos_token = "<|image|>", "<sop>", "<eop>"

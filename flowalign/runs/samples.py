@@ -2,7 +2,7 @@
 
     samples/iteration-000010/
         samples.jsonl       a line for each sample
-        00000.png           pictures that the lines name; 00000.webp, animated, if a sample is a video; a sound is a .wav
+        00000.png           pictures that the lines name; 00000.webp, animated, for a video, 00000.wav for a sound
         thumbnails/         small copies of large pictures, 00000.png.jpg
 
 A line is `{"picture", "prompt", "seed", "metadata", "rewritten"}` and scores by name: `picture` names a picture or a
@@ -67,7 +67,7 @@ def save_samples(run: Path, iteration: int, samples: Iterable[tuple[Sample, Mapp
 
 
 def save_picture(sample: Picture, path: Path, ending: str, **settings: Any) -> Path:
-    """Write a picture, a sequence of frames as an animated WebP, or a sound as WAV; returns the path with its ending."""
+    """Write a picture, frames as an animated WebP, or a sound as WAV; returns the path with its ending."""
     if isinstance(sample, Image.Image):
         path = path.with_suffix(f".{ending}")
         sample.save(path, **settings)

@@ -33,9 +33,7 @@ def save_sound(sound: "Sound", path: Path) -> Path:
 
 def small(sound: "Sound") -> "Sound":
     """One channel of a sound's first seconds at a telephone's rate: 80 kB as a file."""
-    return dataclasses.replace(
-        sound, waveform=sound.at(SMALL_RATE)[: SMALL_SECONDS * SMALL_RATE], rate=SMALL_RATE
-    )
+    return dataclasses.replace(sound, waveform=sound.at(SMALL_RATE)[: SMALL_SECONDS * SMALL_RATE], rate=SMALL_RATE)
 
 
 def drawn(sound: "Sound") -> Image.Image:

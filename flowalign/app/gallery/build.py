@@ -262,7 +262,7 @@ class PictureStore:
         return placed
 
     def _one(self, name: str, source: Path) -> tuple[int, ...] | None:
-        """Put a picture into the gallery; return its (mtime, bytes, width, height), with width 0 for clips and sounds."""
+        """Put a picture into the gallery; return its (mtime, bytes, width, height), width 0 but for pictures."""
         target, thumbnail = self.output / "pictures" / name, self.output / "thumbnails" / f"{name}.jpg"
         try:
             state = source.stat()

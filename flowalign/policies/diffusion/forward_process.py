@@ -232,6 +232,11 @@ class ForwardProcess:
             ConfigError: pictures where the pipeline makes videos, or the other way round; a video that is too short.
         """
         pipeline = self.pipeline
+        if self.family.makes_sound:
+            raise ConfigError(
+                f"{type(pipeline).__name__} makes sounds, and files of them are not read; a method that learns from "
+                "its own samples works"
+            )
         video = makes_videos(type(pipeline).__name__)
         if any(isinstance(sample, Image) == video for sample in samples):
             output, given = ("videos", "a picture") if video else ("pictures", "a video")

@@ -729,8 +729,7 @@ class DiffusersPolicy(Policy[Rollout]):
 
     @torch.no_grad()
     def decode_latents(self, latents: Tensor, batch_size: int = 64) -> list[Image]:
-        """Finished latents [B, ...] to pictures, or videos as lists of them, as the pipeline would postprocess them; or to
-        sounds."""
+        """Finished latents [B, ...] to pictures, lists of them for videos, or sounds, as the pipeline would."""
         pictures: list[Image] = []
         for chunk in latents.split(batch_size):
             pixels = self.family.decode(self.pipeline, chunk)

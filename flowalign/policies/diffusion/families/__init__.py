@@ -6,9 +6,8 @@ from flowalign import registry
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.diffusion.families.base import Family
 
-
 CONDITIONING = ("image_encoder", "connectors", "duration_embedder", "vision_language_encoder")
-"""Parts of pipelines, besides the text encoders, that make what the denoiser is called with; they stay on the device."""
+"""Parts of pipelines, besides text encoders, that make what the denoiser is called with; they stay on the device."""
 
 
 def family_of(pipeline_class: str) -> Family:

@@ -39,9 +39,6 @@ class StableAudio3(Family):
     def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
         return {"tokenizer": 256}
 
-    def latents(self, pipeline: DiffusionPipeline, pixels: Tensor) -> Tensor:
-        return pipeline.vae.encode(pixels.to(pipeline.vae.dtype)).latents
-
     def decode(self, pipeline: DiffusionPipeline, latents: Tensor) -> Tensor:
         return pipeline.vae.decode(latents.to(pipeline.vae.dtype), return_dict=False)[0]
 

@@ -461,8 +461,8 @@ def test_pictures(policy: DiffusersPolicy, tiny: Tiny, together: Rollout) -> Non
     made = policy.decode(together, batch_size=3)
     assert len(made) == len(PROMPTS)
     if policy.family.makes_sound:
-        rate = policy.pipeline.vae.config.sampling_rate
-        assert {(sound.waveform.shape, sound.rate) for sound in made} == {((2, int(tiny.call["duration"] * rate)), rate)}
+        length = int(tiny.call["duration"] * 1600)
+        assert {(sound.waveform.shape, sound.rate) for sound in made} == {((2, length), 1600)}
         return
     for picture in made:
         frames = picture if "num_frames" in tiny.call else [picture]

@@ -62,6 +62,28 @@ def test_a_class_is_asked_for_by_its_word_or_number(tmp_path: Path) -> None:
         build_policy(load(recipe("tiny_sd3/flow_grpo"), own), torch.device("cpu"))
 
 
+def test_glm_images_tokens_are_drawn_once_a_sample_by_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny, pipe = PIPELINES["glm_image"], build("glm_image")
+    policy, settings = DiffusersPolicy(pipe, encode_options=tiny.encode), {"steps": 2, "guidance": 2.0} | tiny.call
+    # read letter by letter, so that its embedding is longer than that of no text
+    prompt = 'a sign "RED"'
+    state = torch.get_rng_state()
+    rollout = policy.sample([prompt] * 2, [4, 5], **settings)
+    assert torch.equal(torch.get_rng_state(), state)
+    own = torch.Generator().manual_seed(4)
+    call = tiny.call | tiny.encode | {"num_inference_steps": 2, "guidance_scale": 2.0, "output_type": "pt"}
+    plain = build("glm_image")(prompt, generator=own, **call).images
+    torch.testing.assert_close(policy.decode_pixels(rollout.trajectory.final[:1]), plain, atol=1e-4, rtol=0)
+    [conditions] = rollout.conditions.parts
+    given, _ = conditions.gather(torch.arange(2), torch.zeros(2, dtype=torch.long))
+    assert not torch.equal(*given["prior_token_id"])
+    monkeypatch.setattr(pipe, "generate_prior_tokens", None)
+    again = policy.sample([prompt] * 2, [4, 5], **settings)
+    assert torch.equal(again.trajectory.final, rollout.trajectory.final)
+    with pytest.raises(ConfigError, match="GLM-Image has no usual size; set height and width"):
+        policy.sample([prompt], [4], steps=1)
+
+
 @pytest.mark.parametrize(("spacing", "steps"), [("trailing", 7), ("linspace", 5), ("leading", 7)])
 def test_ddims_pictures_whatever_its_spacing(spacing: str, steps: int) -> None:
     """Its steps are of 1000 // steps, which is not where the next timestep is."""
