@@ -86,8 +86,8 @@ class Report:
 class StandIn:
     """The reward of a dry run, which needs no weights, in [0, 1].
 
-    A picture's reward is the mean of all its pixels, a sound's that of its samples, brought from [-1, 1]. A text's reward
-    is the number of its different characters, divided by its length, earned in one step.
+    A picture's reward is the mean of all its pixels, a sound's that of its samples, brought from [-1, 1]. A text's
+    reward is the number of its different characters, divided by its length, earned in one step.
 
     Args:
         parts: names to give the same value under, for algorithms that look at a reward's parts.
