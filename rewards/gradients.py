@@ -14,7 +14,7 @@ def score_with_gradient(
     """Ask for `score_pixels` of pixels, or `score_latents` of latents, and check the answer.
 
     Args:
-        made: pictures [B, 3, H, W] or videos [B, 3, F, H, W] in [0, 1], or latents [B, ...].
+        made: pictures [B, 3, H, W] or videos [B, 3, F, H, W] in [0, 1], sounds [B, C, T] in [-1, 1], or latents.
 
     Returns:
         the reward's own scores; where `made` carries a gradient, so does `value`.
@@ -32,6 +32,8 @@ def score_with_gradient(
         raise RewardError(
             f"reward '{name}' scores pictures, but got videos; 'per_frame' applies it to the frames of a video"
         )
+    if not latents and values.dim() == 3 and not ("sound" in needs or {"text", "image"} <= needs):
+        raise RewardError(f"reward '{name}' scores pictures, but got sounds; one that needs 'sound' works")
     with asking(reward, prompts):
         scores: Scores = getattr(reward, method)(made, prompts, metadata)
     value = checked(name, scores, len(prompts), prompts[0]).value

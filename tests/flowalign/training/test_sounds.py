@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from flowalign.app.cli.main import main
 from flowalign.app.gallery import build as gallery
@@ -16,6 +17,8 @@ from flowalign.runs.sounds import drawn, save_sound, small
 from flowalign.training import Trainer
 from rewards import RewardError, Sound, score
 from rewards.base import as_reward
+from rewards.gradients import score_with_gradient
+from rewards.shapes.mass import ShapesMass
 from rewards.shapes.reward import ShapesReward
 from tests.rewards import published
 
@@ -72,6 +75,8 @@ def test_a_function_hears_them_and_rewards_of_pictures_refuse(folder: Path) -> N
     assert score(as_reward(loud), [sound], ["rain"], [{}]).value.tolist() == [0.5]
     with pytest.raises(RewardError, match="scores pictures, but got a sound for the prompt 'rain'"):
         score(ShapesReward(), [sound], ["rain"], [{}])
+    with pytest.raises(RewardError, match="scores pictures, but got sounds"):
+        score_with_gradient(ShapesMass(), torch.zeros(1, 2, 8, requires_grad=True), ["a red circle"], [{}])
     config = settings(folder, rollout={"steps": 2, "duration": 0.1, "workers": {"count": 1}}, name="other")
     with pytest.raises(ConfigError, match="rollout.workers: they send pictures.* StableAudio3Pipeline makes sounds"):
         Trainer(Config.model_validate(config), progress=False)
