@@ -19,8 +19,9 @@ from flowalign.evaluation.scores import Evaluated, evaluate
 from flowalign.evaluation.statistics import Interval, by_prompt, ratio, significance
 from flowalign.planning.dry_run import StandIn
 from flowalign.planning.probed import Trial
+from flowalign.runs.samples import frames_of
 from flowalign.training import Trainer
-from rewards import Reward
+from rewards import Reward, Sound
 
 CANARY = "flowalign.planning.trials:Canary"
 AIMLESS = "flowalign.planning.trials:Aimless"
@@ -115,12 +116,8 @@ def distance(one: object, two: object) -> float:
     """Root mean square over the pixels of two pictures or videos, in [0, 1]; of two texts, 1 where they differ."""
     if isinstance(one, str):
         return float(one != two)
-    a, b = (np.stack([np.asarray(frame, dtype=np.float64) for frame in _frames(each)]) for each in (one, two))
+    a, b = (np.stack([np.asarray(frame, dtype=np.float64) for frame in frames_of(each)]) for each in (one, two))
     return float((((a - b) / 255) ** 2).mean() ** 0.5)
-
-
-def _frames(sample: Any) -> list[Any]:
-    return [sample] if isinstance(sample, Image.Image) else list(sample)
 
 
 class Canary(StandIn):
@@ -128,7 +125,7 @@ class Canary(StandIn):
 
     name = "canary"
 
-    def value(self, sample: Image.Image | str) -> float:
+    def value(self, sample: Image.Image | Sound | str) -> float:
         if isinstance(sample, str):
             return sum(ord(character) % 2 == 0 for character in sample) / max(len(sample), 1)
         return super().value(sample)

@@ -6,7 +6,7 @@ from typing import Any
 
 from PIL import Image
 
-from flowalign.runs.samples import Picture
+from flowalign.runs.samples import Picture, frames_of
 from flowalign.runs.show import Grid
 
 SMALL = 96
@@ -143,6 +143,6 @@ class Searches(list[SearchResult]):
 
 
 def _reduced(sample: Picture) -> Image.Image:
-    picture = (sample if isinstance(sample, Image.Image) else sample[0]).convert("RGB")
+    picture = frames_of(sample)[0].convert("RGB")
     picture.thumbnail((SMALL, SMALL))
     return picture
