@@ -3,7 +3,6 @@
 import time
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 from PIL import Image
