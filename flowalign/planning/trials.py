@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass
 from statistics import fmean
+from typing import cast
 
 import numpy as np
 from PIL import Image
@@ -18,7 +19,7 @@ from flowalign.evaluation.scores import Evaluated, evaluate
 from flowalign.evaluation.statistics import Interval, by_prompt, ratio, significance
 from flowalign.planning.dry_run import StandIn
 from flowalign.planning.probed import Trial
-from flowalign.runs.samples import frames_of
+from flowalign.runs.samples import Picture, frames_of
 from flowalign.training import Trainer
 from rewards import Reward, Sound
 
@@ -115,7 +116,10 @@ def distance(one: object, two: object) -> float:
     """Root mean square over the pixels of two pictures or videos, in [0, 1]; of two texts, 1 where they differ."""
     if isinstance(one, str):
         return float(one != two)
-    a, b = (np.stack([np.asarray(frame, dtype=np.float64) for frame in frames_of(each)]) for each in (one, two))
+    a, b = (
+        np.stack([np.asarray(frame, dtype=np.float64) for frame in frames_of(cast(Picture, each))])
+        for each in (one, two)
+    )
     return float((((a - b) / 255) ** 2).mean() ** 0.5)
 
 

@@ -90,10 +90,11 @@ def _in_wandb(run: Any, title: str, samples: Sequence[tuple[Sample, Mapping[str,
     for sample, record in samples:
         if isinstance(sample, str):
             continue
+        frames = [_sized(frame) for frame in frames_of(sample)]
         if not isinstance(sample, Sequence):
-            media.append(wandb.Image(_sized(frames_of(sample)[0]), caption=_caption(record)))
+            media.append(wandb.Image(frames[0], caption=_caption(record)))
         else:
-            clip = io.BytesIO(_encoded([_sized(frame) for frame in frames_of(sample)]))
+            clip = io.BytesIO(_encoded(frames))
             media.append(wandb.Video(clip, caption=_caption(record), format="gif"))
     shown = {title: media} if media else {title: wandb.Table(columns=["reward", "prompt", "text"], data=rows)}
     run.log(shown, step=iteration)

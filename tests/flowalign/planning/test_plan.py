@@ -58,7 +58,7 @@ BILLIONS = {
     "dit_xl_2_512": 0.75,
     "prx_1_3b": 1.2,
     "glm_image": 7.0,  # its page says 7B
-    "stable_audio3_medium": 1.5,
+    "stable_audio3_medium": 1.45,
     "sana_video_2b": 2.06,
     "wan_vace_1_3b": 2.15,  # with the blocks that read the control
     "wan_vace_14b": 17.3,
