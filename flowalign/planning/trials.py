@@ -116,10 +116,8 @@ def distance(one: object, two: object) -> float:
     """Root mean square over the pixels of two pictures or videos, in [0, 1]; of two texts, 1 where they differ."""
     if isinstance(one, str):
         return float(one != two)
-    a, b = (
-        np.stack([np.asarray(frame, dtype=np.float64) for frame in frames_of(cast(Picture, each))])
-        for each in (one, two)
-    )
+    frames = (frames_of(cast(Picture, each)) for each in (one, two))
+    a, b = (np.stack([np.asarray(frame, dtype=np.float64) for frame in each]) for each in frames)
     return float((((a - b) / 255) ** 2).mean() ** 0.5)
 
 
