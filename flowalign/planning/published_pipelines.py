@@ -68,6 +68,10 @@ def build(path: str, dtype: torch.dtype) -> DiffusionPipeline:
     for component in pipe.components.values():
         if isinstance(component, torch.nn.Module):
             component.eval()
+            for module in component.modules():
+                # a normed weight, computed from two others, cannot be moved on the fake device
+                if hasattr(module, "weight_g"):
+                    torch.nn.utils.remove_weight_norm(module)
     if hasattr(pipe, "generate_prior_tokens"):
         # each token follows from the one before, and on the fake device none has a value
         vars(pipe)["generate_prior_tokens"] = _undrawn
