@@ -20,7 +20,7 @@ class Gaussian:
 
     def __init__(self, steps: int = 6) -> None:
         self.start_noise = None
-        self.family, self.pipeline = SimpleNamespace(samples_sound=False), None
+        self.family, self.pipeline = SimpleNamespace(samples_sound=False, makes_sound=False), None
         self.sigmas = torch.linspace(1, 0, steps + 1)
         self.batches: list[list[int]] = []
         """the steps of each network batch"""

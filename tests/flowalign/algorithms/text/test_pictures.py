@@ -23,8 +23,8 @@ from rewards.text.verifiers import ExactMatch
 from tests.flowalign.small_run import small_run
 
 CONFIGS = Path(__file__).parents[4] / "configs" / "tiny_lm"
-# turns and masks are refused with pictures, and the prompt enhancer's reward draws pictures of its own
-APART = ("turns_", "dflow_grpo", "prompt_enhancer", "demo")
+# turns, masks and values are refused with pictures, and the prompt enhancer's reward draws pictures of its own
+APART = ("turns_", "dflow_grpo", "vas", "prompt_enhancer", "demo")
 METHODS = sorted(path.stem for path in CONFIGS.glob("*.yaml") if not path.stem.startswith(APART))
 ASK = "Which picture shows a red circle better, 1 or 2?"
 VLM = str(ASSETS / "tiny_vlm")
@@ -67,7 +67,9 @@ def test_what_a_method_learns_from_has_seen_the_pictures(name: str, questions: P
     experience: Any = run.collect(Draw(run.sampler, run.scorer, draw_batch(run.prompts, 0, 4, members, 0, False)))
     rollout = experience.rollout
     shown = {prompt: policy.pictures([record])[0] for prompt, record in zip(run.prompts.texts, run.prompts.metadata)}
-    assert rollout.pictures == [shown[prompt] for prompt in rollout.prompts]
+    # a solver of doge reads the question again, with a thinker's note
+    asked = [next(question for question in shown if prompt.startswith(question)) for prompt in rollout.prompts]
+    assert rollout.pictures == [shown[question] for question in asked]
     if not lines:
         again, _ = policy.log_probs(rollout, torch.arange(len(rollout)))
         torch.testing.assert_close(again, rollout.log_prob, atol=1e-4, rtol=0)
