@@ -280,8 +280,13 @@ def small_policy(small: Config, full: bool, device: torch.device) -> DiffusersPo
         if dtype != torch.float32:
             pipeline.to(dtype)
         small.model.encode = tiny.encode
+        chunks = small.rollout.chunks
         for key, value in tiny.call.items():
             setattr(small.rollout, key, value)
+        if "chunks" in tiny.call:
+            # the recipe's, since a sample has as many passes; of two frames of latents each
+            small.rollout.chunks = chunks
+            small.rollout.num_frames = (2 * chunks - 1) * pipeline.vae_scale_factor_temporal + 1
     policy = DiffusersPolicy(pipeline, device, small.model.encode, small.model.attention)
     policy.save_memory(small.model)
     if policy.family.example and not full:

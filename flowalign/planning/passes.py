@@ -12,6 +12,8 @@ from flowalign.config import Config
 from flowalign.planning.dry_run import small_config, small_policy
 from flowalign.planning.resources import without_warnings
 from flowalign.policies.base import best_device
+from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.policies.diffusion.conditions import CallRecorder
 from flowalign.policies.settings import ContextParallel
 from flowalign.training import Trainer
 
@@ -43,8 +45,7 @@ def count(config: Config) -> Passes:
         mismatch = "update" if config.training.old_log_prob == "replayed" else "measurement"
         counter.phase_of(trainer.learner, "mismatch", mismatch)
         counter.phase_of(trainer.algorithm, "verify", "measurement")
-        # a pipeline is called at levels of the forward process for its conditions alone; its network does not run
-        counter.phase_of(policy, "clean", "conditions")
+        counter.leave_out_dry_calls(policy)
         counter.pictures_of(policy, "decode_latents", "decoded")
         counter.pictures_of(policy, "decode_pixels", "differentiated")
         trainer.iterate()
@@ -90,6 +91,17 @@ class PassCounter:
                 return original(*args, **kwargs)
 
         setattr(target, method, call)
+
+    def leave_out_dry_calls(self, policy: DiffusersPolicy) -> None:
+        """Count no passes of calls for conditions alone, in which a network's hooks run and it does not."""
+        original = policy.recorder
+
+        @contextlib.contextmanager
+        def recorder(guidance: float, dry: bool) -> Iterator[CallRecorder]:
+            with self._during("conditions" if dry else self.phase), original(guidance, dry) as recorded:
+                yield recorded
+
+        setattr(policy, "recorder", recorder)  # noqa: B010
 
     def pictures_of(self, target: object, method: str, name: str) -> None:
         """Count the latents that a method of an object is given, under a field of `Passes`."""

@@ -168,6 +168,9 @@ def test_a_text_takes_what_its_sizes_say() -> None:
         ("sd3/nft", Passes(rollout=10, update=9 * 3, backward=9, decoded=1)),
         # 20 steps with guidance; all but the last are trained, for a divergence from the start
         ("wan/flow_grpo", Passes(rollout=2 * 20, update=2 * 19 * 2, backward=2 * 19, decoded=1)),
+        # 7 chunks, each in the one step that is drawn first; 5 updates of the fake score, the generator's chunks, and
+        # the fake and the guided teacher about what it made
+        ("skyreels_v2/self_forcing", Passes(rollout=7, update=5 + 7 + 1 + 2, backward=5 + 7, decoded=1)),
     ],
 )
 def test_passes_of_a_sample_are_what_its_method_says(name: str, passes: Passes) -> None:
