@@ -76,6 +76,10 @@ def build_policy(
         check_cacheable(network_class(described_by(path, described)))
     pipeline = load_config(described_by(path, described))["_class_name"]
     config.build_algorithm().check_pipeline(config, pipeline)
+    in_chunks = {"rollout": config.rollout.chunks, "evaluation": config.evaluation.chunks}
+    for where, chunks in in_chunks.items():
+        if chunks > 1 and not family_of(pipeline).causal:
+            raise ConfigError(f"{where}.chunks: {pipeline} makes its samples as a whole; 1 works")
     if model.lora is not None:
         check_adapters(pipeline)
     policy = kind.from_pretrained(
@@ -92,7 +96,7 @@ def build_policy(
     policy.save_memory(model)
     for where, sides in sizes.items():
         try:
-            policy.family.check_size(policy.pipeline, sides)
+            policy.family.check_size(policy.pipeline, sides | {"chunks": in_chunks.get(where, 1)})
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
     return policy
