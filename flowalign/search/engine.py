@@ -99,6 +99,8 @@ class Engine:
             raise ConfigError(
                 f"{type(policy.pipeline).__name__} makes sounds, and a search shows pictures; flowalign sample works"
             )
+        if sampling.chunks > 1:
+            raise ConfigError("chunks: a search goes on from states of samples that are made as a whole; 1 works")
         # Euler's steps are what all methods can take
         self.metadata, self.arguments = dict(metadata or {}), sampling.arguments() | {"order": 1}
         self.batch_size: int = self.arguments["batch_size"]

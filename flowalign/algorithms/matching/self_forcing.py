@@ -7,10 +7,10 @@ asks two scores about the finished video, all of whose frames see each other: th
 `fake`, which learns what the model makes. Reward-Forcing multiplies a sample's loss by exp(beta * reward).
 
 Authors' code (guandeh17/Self-Forcing, model/dmd.py; Reward-Forcing's model/re_dmd.py): 4 steps that put fresh noise on
-each prediction (`rollout.kernel: cps`, `eta: 1`), 5 updates of the fake, a teacher under guidance 4 (3 in
-their code, which adds it to 1). Departures: the
-teacher and the fake are the model itself, made as a whole, where theirs are other models of the family (Wan 14B and
-1.3B); their loss is half of this one; a reward has the run's scale, where theirs is normalised by VideoAlign.
+each prediction (`rollout.kernel: cps`, `eta: 1`), 5 updates of the fake, a teacher under guidance 4 (3 in their code,
+which adds it to 1). Departures: the teacher and the fake are the model itself, made as a whole, where theirs are other
+models of the family (Wan 14B and 1.3B); their loss is half of this one; a reward has the run's scale, where theirs is
+normalised by VideoAlign.
 """
 
 from dataclasses import replace

@@ -184,9 +184,10 @@ class ForwardProcess:
             with self.policy.recorder(scales[0], dry=True) as recorded:
                 self.policy._call(texts[rows], sources[rows.start], seeds[rows], count, scales, scheduler, call)
             extra = self.family.extra_input(recorded.first_input, scheduler.loop_shape)
-            family, noted, count = self.family, self.family.noted(self.pipeline), len(scheduler.levels) - 1
+            family, noted = self.family, self.family.noted(self.pipeline)
             kept = functools.partial(family.kept, loop_shape=scheduler.loop_shape)
-            conditions = recorded.conditions(len(texts[rows]), count, family.shared, kept, extra, noted)
+            walked = len(scheduler.levels) - 1
+            conditions = recorded.conditions(len(texts[rows]), walked, family.shared, kept, extra, noted)
             members = torch.arange(len(texts[rows]), device=x0.device)
             pieces.append(Ragged([conditions], members * 0, members) if self.family.unpadded else conditions)
         x0 = self._sampled(x0, scheduler.shape[1:])

@@ -297,7 +297,7 @@ class DiffusersPolicy(Policy[Rollout]):
             rlg: weight w of what training changed, velocity = base + w * (tuned - base) (RLG, arXiv 2508.21016): 0 is
                 the base, 1 the tuned model, more goes beyond it. Other weights than 1 run the network twice. Or of
                 several LoRAs, by their paths, 'trained' the policy's own; each runs the network once more.
-            rlg_from: the first step that rlg holds for.
+            rlg_from: the first step that rlg holds for, of each chunk.
             cache: makes a feature cache of diffusers, see `caching`; a replay differs from such a rollout.
             dry: do not run the network: every state is the start noise, and all else as in sampling.
             allocate: memory on the host that states and embeddings of each network batch move to, as of
@@ -369,12 +369,14 @@ class DiffusersPolicy(Policy[Rollout]):
             start, eta = start.until(until), None if eta is None else ending(eta, until)
         x, sigmas = start.trajectory.latents[:, 0], start.trajectory.sigmas
         rows, steps = torch.arange(len(x), device=x.device), len(sigmas) - 1
-        x = x if self.start_noise is None else self.start_noise(start)
+        moved = x if self.start_noise is None else self.start_noise(start)
         eta, chunks = torch.zeros(steps) if eta is None else eta, start.trajectory.chunks
-        recorder = Recorder(x, sigmas, kernel, eta, seeds, order, chunks)
-        for step in range(steps * chunks):
-            recorder.step(self.velocity(start, rows, torch.full_like(rows, step), recorder.x))
-        return replace(start, trajectory=recorder.trajectory(), kernel=kernel)
+        recorder = Recorder(moved, sigmas, kernel, eta, seeds, order, chunks)
+        with self.reference() if self.frozen else contextlib.nullcontext():
+            for step in range(steps * chunks):
+                recorder.step(self.velocity(start, rows, torch.full_like(rows, step), recorder.x))
+        unmoved = None if self.start_noise is None else x
+        return replace(start, trajectory=recorder.trajectory(), kernel=kernel, unmoved=unmoved)
 
     def _moved(self, start: Rollout) -> Tensor:
         """The latents of the pipeline's loop where `start_noise` moves the start noise to."""
@@ -509,7 +511,7 @@ class DiffusersPolicy(Policy[Rollout]):
             return shared.index_select(0, inverse)
         x = rollout.trajectory.latents[samples, steps] if x is None else x
         if rollout.rlg_from and rollout.rlg != 1:
-            begun = steps >= rollout.rlg_from
+            begun = steps % (len(rollout.trajectory.sigmas) - 1) >= rollout.rlg_from
             ways = (replace(rollout, rlg=1.0, rlg_from=0), ~begun), (replace(rollout, rlg_from=0), begun)
             members = [mask.nonzero().squeeze(1) for _, mask in ways]
             apart = zip((way for way, _ in ways), members, strict=True)

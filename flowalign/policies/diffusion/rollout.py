@@ -95,7 +95,7 @@ class Rollout(Rows):
 
     def film(self, sample: int, batch_size: int = 64) -> Grid:
         """Pictures that the states of a sample would end in, from the start noise to the finished one."""
-        images, _, _, index = self.take([sample])._ends(batch_size)
+        images, _, _, index = self.take(torch.tensor([sample]))._ends(batch_size)
         sigmas = self.trajectory.sigmas.tolist()
         captions = [
             f"{f'Step {step}' if step else 'Start noise'}: sigma {sigma:.2f}" for step, sigma in enumerate(sigmas)
@@ -105,6 +105,8 @@ class Rollout(Rows):
     @torch.no_grad()
     def _ends(self, batch_size: int) -> tuple[list[Any], list[int], list[int], Tensor]:
         """The distinct completions' pictures, the sample and the step of each, and [B, T + 1] which a state ends in."""
+        if self.trajectory.chunks > 1:
+            raise ConfigError("chunks: states of samples that are made in chunks are not completed; chunks: 1 works")
         finished = completions(self.policy.at(self), self.trajectory, batch_size=batch_size)
         images = self.policy.decode_latents(self.whole(finished.latents, finished.samples), batch_size)
         return images, finished.samples.tolist(), finished.steps.tolist(), finished.index.cpu()

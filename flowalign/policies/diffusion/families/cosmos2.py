@@ -66,6 +66,8 @@ class Cosmos2(TrueGuidance, OneFrame):
             output: BaseOutput = pipeline(**arguments)
         finally:
             hook.remove()
+            # a call without the network leaves its answers
+            self.outputs.clear()
         return output
 
     def handed(self, output: Tensor, sample: Tensor, sigma: Tensor) -> Tensor:

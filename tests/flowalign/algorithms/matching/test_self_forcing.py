@@ -1,5 +1,6 @@
 """Causal videos in chunks: their trajectories, Flow-GRPO on them, and Self-Forcing against a literal version."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,16 @@ import torch
 from torch import Tensor
 
 from flowalign.algorithms.matching.self_forcing import finished
+from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
 from flowalign.planning.tiny_pipelines import PIPELINES, build
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
+from flowalign.policies.settings import Sampling
 from flowalign.rollouts.draw import Draw
+from flowalign.search.engine import Engine
+from flowalign.training.building import build_policy
 from rewards import Scores
+from rewards.base import as_reward
 from tests.flowalign.small_run import small_run
 
 TINY = PIPELINES["skyreels_v2_df"]
@@ -217,3 +223,35 @@ def test_what_does_not_go_with_chunks_is_refused(tmp_path: Path, policy: Diffuse
         run_of("tiny_sd3/nft", tmp_path)
     with pytest.raises(ConfigError, match="rollout.share_start_noise: true: it is of samples made as a whole"):
         run_of("tiny_sd3/flow_grpo", tmp_path, "rollout.share_start_noise=true")
+    with pytest.raises(ConfigError, match="chunks: states of samples that are made in chunks are not completed"):
+        roll(policy, steps=1).film(0)
+    with pytest.raises(ConfigError, match="chunks: a search goes on from states of samples that are made as a whole"):
+        Engine(policy, as_reward(Bright()), "a red circle", Sampling.model_validate(CALL))
+    config = load(recipe("tiny_sd3/flow_grpo"), ["evaluation.chunks=2"])
+    with pytest.raises(ConfigError, match="evaluation.chunks: StableDiffusion3Pipeline makes its samples as a whole"):
+        build_policy(config)
+
+
+def test_rlg_begins_at_its_step_of_each_chunk(policy: DiffusersPolicy) -> None:
+    settings: dict[str, Any] = {"kernel": "ode", "eta": None, "rlg": 0.0}
+    mixed = roll(policy, rlg_from=1, **settings)
+    samples, steps = torch.arange(2).repeat_interleave(CHUNKS * STEPS), torch.arange(CHUNKS * STEPS).repeat(2)
+    with torch.no_grad():
+        tuned = policy.velocity(replace(mixed, rlg=1.0, rlg_from=0), samples, steps)
+        with policy.reference():
+            base = policy.velocity(replace(mixed, rlg=1.0, rlg_from=0), samples, steps)
+    first = (steps % STEPS == 0).view(-1, 1, 1, 1, 1)
+    assert (tuned - base).abs().max() > 1e-3
+    torch.testing.assert_close(mixed.trajectory.velocity.flatten(0, 1), tuned.where(first, base), atol=1e-5, rtol=1e-4)
+
+
+def test_moved_start_noise_is_walked_by_the_start_weights_where_they_are_frozen(policy: DiffusersPolicy) -> None:
+    plain = roll(policy, kernel="ode", eta=None)
+    with policy.reference():
+        base = roll(policy, kernel="ode", eta=None)
+    policy.start_noise, policy.frozen = lambda start: start.trajectory.latents[:, 0], True
+    moved = roll(policy, kernel="ode", eta=None)
+    policy.start_noise, policy.frozen = None, False
+    assert moved.unmoved is not None and torch.equal(moved.unmoved, plain.trajectory.latents[:, 0])
+    torch.testing.assert_close(moved.trajectory.final, base.trajectory.final, atol=1e-5, rtol=0)
+    assert (moved.trajectory.final - plain.trajectory.final).abs().max() > 1e-3
