@@ -38,6 +38,8 @@ def metadata(policy: DiffusersPolicy, tiny: Tiny) -> list[dict[str, Any]]:
 
 
 def test_the_denoiser_is_asked_as_in_a_rollout_though_it_does_not_run(policy: DiffusersPolicy, tiny: Tiny) -> None:
+    # a finished video is noised as a whole
+    tiny = replace(tiny, call={key: value for key, value in tiny.call.items() if key != "chunks"})
     rollout = roll(policy, tiny)
     final, known = rollout.trajectory.final, metadata(policy, tiny)
     forwards = policy.forwards
