@@ -80,7 +80,12 @@ def test_fine_tuning_is_the_likelihood_of_all_tokens(file: Path, tmp_path: Path)
     expected_gradient = gradient(run, expected)
     found, loss = learned(run)
     assert loss == pytest.approx(expected.item(), rel=1e-5)
-    torch.testing.assert_close(found, expected_gradient, atol=1e-6, rtol=1e-4)
+    assert_alike(found, expected_gradient)
+
+
+def assert_alike(gradient: torch.Tensor, expected: torch.Tensor) -> None:
+    """Two gradients are equal but for float32's last bits, whose size is that of the largest element."""
+    torch.testing.assert_close(gradient, expected, atol=1e-6 * (1 + float(expected.abs().max())), rtol=1e-4)
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "simpo"])
@@ -98,7 +103,7 @@ def test_preferences_are_learned_as_written_down(loss: str, file: Path, tmp_path
     expected_gradient = gradient(run, expected)
     found, measured = learned(run)
     assert measured == pytest.approx(expected.item(), rel=1e-5)
-    torch.testing.assert_close(found, expected_gradient, atol=1e-6, rtol=1e-4)
+    assert_alike(found, expected_gradient)
 
 
 def test_tokens_are_guided_by_two_prompts_or_by_a_model(file: Path, tmp_path: Path) -> None:
@@ -234,7 +239,7 @@ def test_classes_of_sources_weigh_and_stand_before_the_prompt(file: Path, tmp_pa
     expected = -weighed / sum(len(each) for each in log_probs)  # type: ignore[operator]
     expected_gradient = gradient(run, expected)
     found, _ = learned(run)
-    torch.testing.assert_close(found, expected_gradient, atol=1e-6, rtol=1e-4)
+    assert_alike(found, expected_gradient)
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +280,7 @@ def test_distillation_is_trls(beta: float, file: Path, teacher: Path, tmp_path: 
     expected_gradient = gradient(run, expected)
     found, loss = learned(run)
     assert loss == pytest.approx(expected.item(), rel=1e-5)
-    torch.testing.assert_close(found, expected_gradient, atol=1e-6, rtol=1e-4)
+    assert_alike(found, expected_gradient)
 
 
 @pytest.mark.parametrize("divergence", ["tvd", "tvd++"])
