@@ -463,6 +463,10 @@ def test_pictures(policy: DiffusersPolicy, tiny: Tiny, together: Rollout) -> Non
     if policy.family.makes_sound:
         length = int(tiny.call["duration"] * 1600)
         assert {(sound.waveform.shape, sound.rate) for sound in made} == {((2, length), 1600)}
+        with torch.no_grad():
+            waves = policy.decode_pixels(together.trajectory.final)
+        assert waves.min() < 0 < waves.max()
+        torch.testing.assert_close(torch.stack([torch.from_numpy(sound.waveform) for sound in made]), waves)
         return
     for picture in made:
         frames = picture if "num_frames" in tiny.call else [picture]

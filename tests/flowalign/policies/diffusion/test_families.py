@@ -82,6 +82,11 @@ def test_glm_images_tokens_are_drawn_once_a_sample_by_its_seed(monkeypatch: pyte
     assert torch.equal(again.trajectory.final, rollout.trajectory.final)
     with pytest.raises(ConfigError, match="GLM-Image has no usual size; set height and width"):
         policy.sample([prompt], [4], steps=1)
+    # clean latents and pictures are each other's inverse but for the VAE
+    monkeypatch.setattr(pipe.vae, "decode", lambda z, return_dict: (z,))
+    monkeypatch.setattr(pipe.vae, "encode", lambda z: SimpleNamespace(latent_dist=SimpleNamespace(mode=lambda: z)))
+    latents = rollout.trajectory.final
+    torch.testing.assert_close(policy.family.latents(pipe, policy.family.decode(pipe, latents)), latents)
 
 
 @pytest.mark.parametrize(("spacing", "steps"), [("trailing", 7), ("linspace", 5), ("leading", 7)])
