@@ -128,6 +128,12 @@ def plan(config: BaseConfig, gpu: str = "h100", gpus: int = 1, price: float | No
         config.check(gpus)
         passes = count(config)
         costs, notes = measure(config, passes.differentiated)
+        if config.algorithm.name == "self_forcing":
+            steps = config.rollout.steps
+            notes = [
+                *notes,
+                f"self_forcing: an iteration draws how many of {steps} steps it takes; the first is counted",
+            ]
         return _plan(config, costs, passes, gpu, gpus, price, notes)
 
 
@@ -422,9 +428,6 @@ def _plan(
         notes = [*notes, f"rollout.store: {waiting:.1f} GiB of trajectories of each process are {place}"]
     if "writer" in config.algorithm.settings:
         notes = [*notes, "algorithm.writer: the memory and the time of the language model are not counted"]
-    if config.algorithm.name == "self_forcing":
-        steps = config.rollout.steps
-        notes = [*notes, f"self_forcing: an iteration draws how many of {steps} steps it takes; the first is counted"]
     usable = card.usable
     memory = memory_of(config, costs, gpus)
     fixed = {phase: sum(v for name, v in sizes.items() if name != "activations") for phase, sizes in memory.items()}

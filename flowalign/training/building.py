@@ -76,10 +76,7 @@ def build_policy(
         check_cacheable(network_class(described_by(path, described)))
     pipeline = load_config(described_by(path, described))["_class_name"]
     config.build_algorithm().check_pipeline(config, pipeline)
-    in_chunks = {"rollout": config.rollout.chunks, "evaluation": config.evaluation.chunks}
-    for where, chunks in in_chunks.items():
-        if chunks > 1 and not family_of(pipeline).causal:
-            raise ConfigError(f"{where}.chunks: {pipeline} makes its samples as a whole; 1 works")
+    check_chunks(config, pipeline)
     if model.lora is not None:
         check_adapters(pipeline)
     policy = kind.from_pretrained(
@@ -96,10 +93,17 @@ def build_policy(
     policy.save_memory(model)
     for where, sides in sizes.items():
         try:
-            policy.family.check_size(policy.pipeline, sides | {"chunks": in_chunks.get(where, 1)})
+            policy.family.check_size(policy.pipeline, sides)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
     return policy
+
+
+def check_chunks(config: Config, pipeline: str) -> None:
+    """Refuse chunks of a pipeline, by its class, that makes its samples as a whole."""
+    for where, sampling in (("rollout", config.rollout), ("evaluation", config.evaluation)):
+        if sampling.chunks > 1 and not family_of(pipeline).causal:
+            raise ConfigError(f"{where}.chunks: {pipeline} makes its samples as a whole; 1 works")
 
 
 def _sides(sampling: Sampling) -> dict[str, Any]:
