@@ -132,7 +132,7 @@ def plan(config: BaseConfig, gpu: str = "h100", gpus: int = 1, price: float | No
             steps = config.rollout.steps
             notes = [
                 *notes,
-                f"self_forcing: an iteration draws how many of {steps} steps it takes; the first is counted",
+                f"self_forcing: an iteration draws how many of {steps} steps it takes; one is counted",
             ]
         return _plan(config, costs, passes, gpu, gpus, price, notes)
 
