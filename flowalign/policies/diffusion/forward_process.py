@@ -184,9 +184,8 @@ class ForwardProcess:
             with self.policy.recorder(scales[0], dry=True) as recorded:
                 self.policy._call(texts[rows], sources[rows.start], seeds[rows], count, scales, scheduler, call)
             extra = self.family.extra_input(recorded.first_input, scheduler.loop_shape)
-            family, noted = self.family, self.family.noted(self.pipeline)
+            family, noted, walked = self.family, self.family.noted(self.pipeline), len(scheduler.levels) - 1
             kept = functools.partial(family.kept, loop_shape=scheduler.loop_shape)
-            walked = len(scheduler.levels) - 1
             conditions = recorded.conditions(len(texts[rows]), walked, family.shared, kept, extra, noted)
             members = torch.arange(len(texts[rows]), device=x0.device)
             pieces.append(Ragged([conditions], members * 0, members) if self.family.unpadded else conditions)
