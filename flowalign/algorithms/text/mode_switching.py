@@ -14,9 +14,11 @@ from torch.nn.functional import softplus
 
 from flowalign.algorithms.policy_gradient import ActionExperience
 from flowalign.algorithms.text import base as language
+from flowalign.config import TextConfig
 from flowalign.core.groups import group_mean_std
 from flowalign.core.record import Actions, Record
 from flowalign.errors import ConfigError
+from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.rollouts.language import SampledTexts
 from flowalign.rollouts.processes import Processes
@@ -40,6 +42,14 @@ class ModeSwitching(language.LanguageAlgorithm):
     Settings = ModeSettings
     settings: ModeSettings
     takes_turns = False
+
+    def check(self, config: TextConfig) -> None:
+        super().check(config)
+        if Decoding.of(config.rollout).cuts:
+            raise ConfigError(
+                "rollout: mode_switching compares two modes, one of which top_k, top_p or min_p may cut off; "
+                "their defaults work"
+            )
 
     def experience(self, sampled: SampledTexts, record: Record, processes: Processes) -> ActionExperience:
         experience = super().experience(sampled, record, processes)

@@ -84,6 +84,11 @@ class VAS(WithCritic):
             raise ConfigError("rollout.continuous_batching: a value guides what is drawn batch by batch; false works")
         if config.model.images:
             raise ConfigError("model.images: vas reads texts alone; false works")
+        if config.model.draws is not None:
+            raise ConfigError("model.draws: no value guides a picture's tokens; null works")
+        for name in ("kl_weight", "entropy_weight"):
+            if getattr(self.settings, name) != 0:
+                raise ConfigError(f"algorithm.{name}: vas trains a value and leaves the policy as it is; 0 works")
 
     def modules(self, policy: LanguagePolicy) -> Mapping[str, nn.Module]:
         self.critic = ValueAfter(policy).to(policy.device)

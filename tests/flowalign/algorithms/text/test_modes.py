@@ -41,6 +41,11 @@ def test_the_first_token_learns_the_mode_that_suits_the_prompt(tmp_path: Path) -
         run.algorithm.losses(policy, experience, items)
 
 
+def test_a_mode_that_may_be_cut_off_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="their defaults work"):
+        small_run("tiny_lm/mode_switching", tmp_path, "rollout.top_k=2")
+
+
 def test_thinkers_earn_what_their_solvers_do_and_then_solvers_learn(tmp_path: Path) -> None:
     names = "think: '{prompt}{prompt}', template: '{prompt}{pioneer}={prompt}', solver_from: 0.5"
     run = small_run("tiny_lm/grpo", tmp_path, *SMALL, f"algorithm={{name: doge, {names}}}")

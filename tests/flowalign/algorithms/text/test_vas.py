@@ -80,6 +80,7 @@ def test_the_value_learns_lambda_returns_and_the_policy_stays(run: Trainer) -> N
     assert not torch.equal(drawn.log_prob, plain.log_prob)
 
 
-def test_a_value_goes_with_one_batch_at_a_time(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="continuous_batching"):
-        small_run("tiny_lm/vas", tmp_path, "rollout.continuous_batching=true")
+@pytest.mark.parametrize("setting", ["rollout.continuous_batching=true", "model.draws={}", "algorithm.kl_weight=0.1"])
+def test_what_a_value_does_not_go_with_is_refused(tmp_path: Path, setting: str) -> None:
+    with pytest.raises(ConfigError, match=setting.partition("=")[0]):
+        small_run("tiny_lm/vas", tmp_path, setting)
