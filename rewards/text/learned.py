@@ -230,6 +230,10 @@ class LearnedScore:
         self.outcome: Reward = as_reward(outcome)
         self.model = RewardModel.load(model, device=device)
         self.reference, self.batch_size = reference, batch_size
+        if self.model.sees_pictures:
+            raise ValueError(
+                f"learned_score: '{model}' sees pictures, and texts alone are learned from; text_score works"
+            )
         self.optimizer = torch.optim.AdamW(self.model.network.parameters(), learning_rate, weight_decay=0.0)
         self.name = f"learned_score({self.outcome.name})"
         needs = spec_of(self.outcome).needs | {"text", "prompt"} | (set() if reference is None else {"metadata"})

@@ -133,8 +133,8 @@ class PicturedNetwork(nn.Module):
         self.head = nn.Linear(text.hidden_size, outputs, bias=False, device=model.device)
         nn.init.normal_(self.head.weight, std=text.initializer_range)
         # the vision encoder and its projector stay as they are, as in the paper
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_("language_model." in name)
+        model.requires_grad_(False)
+        model.get_decoder().requires_grad_(True)
 
     def forward(self, **inputs: Tensor) -> Tensor:
         """[N, outputs] float32 of a processor's inputs."""
