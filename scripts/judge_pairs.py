@@ -64,6 +64,11 @@ def judge_pairs(
             bar.update()
         if len(lines) == pairs:
             break
+    bar.close()
+    if not lines:
+        raise SystemExit(
+            f"no prompt has a right text and a worse one among {texts}; more --texts or a lower --right works"
+        )
     write_atomically(output, "".join(lines))
     return output
 

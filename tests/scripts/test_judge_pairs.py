@@ -1,11 +1,12 @@
-"""scripts/judge_pairs.py: pairs of a model's own texts, and the loop of GRPO, pairs and DPO."""
+"""scripts/judge_pairs.py: pairs of a model's own texts."""
 
 import importlib.util
-import json
 from pathlib import Path
 
+import pytest
+
 from flowalign.config import load, recipe
-from flowalign.training import Trainer
+from flowalign.data import Prompts
 from rewards import as_reward
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "judge_pairs.py"
@@ -24,19 +25,16 @@ def test_the_best_right_text_is_preferred_to_the_worst_of_all() -> None:
     assert script.chosen_pair([0, 0], [0.9, 0.3], 0.5) == script.chosen_pair([1, 1], [0.5, 0.5], 0.5) == (None, None)
 
 
-def test_grpo_pairs_and_dpo_follow_each_other(tmp_path: Path) -> None:
-    small = ["training.iterations=1", "training.checkpoint_every=1", "evaluation.every=0", "evaluation.prompts=null"]
-    first = [*small, "training.prompts_per_iteration=4", "training.micro_batch_size=32", f"output={tmp_path}", "name=a"]
-    Trainer(load(recipe("tiny_lm/grpo"), first), progress=False).train()
-    model = f"model.path={tmp_path / 'a' / 'model'}"
+def test_pairs_are_lines_of_preferences(tmp_path: Path) -> None:
     sampled = ["evaluation.batch_size=64", "evaluation.max_new_tokens=4", "evaluation.temperature=1"]
+    config = load(recipe("tiny_lm/grpo"), sampled)
     short = as_reward(lambda texts, prompts: [-float(len(text)) for text in texts])
-    made = script.judge_pairs(load(recipe("tiny_lm/grpo"), [model, *sampled]), tmp_path / "p.jsonl", short, pairs=8)
-    lines = [json.loads(line) for line in made.read_text().splitlines()]
-    assert len(lines) == 8
-    for line in lines:
-        assert line["chosen"] == line["answer"]
-        assert line["rejected"] != line["answer"] or len(line["rejected"]) > len(line["chosen"])
-    second = [model, *small, f"data.prompts={made}", "training.prompts_per_iteration=8", f"output={tmp_path}", "name=b"]
-    Trainer(load(recipe("tiny_lm/text_dpo"), second), progress=False).train()
-    assert (tmp_path / "b" / "model").is_dir()
+    made = script.judge_pairs(config, tmp_path / "p.jsonl", short, pairs=8)
+    read = Prompts.read(str(made))
+    assert len(read.texts) == 8
+    for record in read.metadata:
+        assert record["chosen"] == record["answer"]
+        assert record["rejected"] != record["answer"] or len(record["rejected"]) > len(record["chosen"])
+    few = load(recipe("tiny_lm/grpo"), [*sampled, "data.prompts=sums_heldout"])
+    with pytest.raises(SystemExit, match="no prompt has a right text"):
+        script.judge_pairs(few, tmp_path / "none.jsonl", texts=2, right=2.0, passes=1)
