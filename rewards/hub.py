@@ -20,7 +20,7 @@ def split_revision(source: str | Path) -> tuple[str, str | None]:
 
 def shipped(source: str | Path) -> str:
     """The folder of a model that comes with flowalign, such as 'tiny_lm'; another name or folder as it is."""
-    return str(SHIPPED / source if (SHIPPED / source).is_dir() else source)
+    return str(SHIPPED / source if str(source).isidentifier() and (SHIPPED / source).is_dir() else source)
 
 
 def hub(source: str | Path) -> dict[str, Any]:

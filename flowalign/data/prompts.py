@@ -19,7 +19,7 @@ from flowalign.settings import Section
 
 def shipped(path: str) -> Path | str:
     """Path of a model: in flowalign's assets if it has that name, else as given."""
-    return ASSETS / path if os.path.isdir(ASSETS / path) else path
+    return ASSETS / path if path.isidentifier() and os.path.isdir(ASSETS / path) else path
 
 
 @dataclass(frozen=True)
