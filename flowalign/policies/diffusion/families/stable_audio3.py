@@ -5,9 +5,13 @@ from typing import Any
 
 from diffusers import DiffusionPipeline, ModelMixin
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from flowalign.policies.diffusion.families.base import Encoded, Family
 from rewards import Sound
+
+LONGEST = 256
+"""Tokens of a prompt that the pipeline reads."""
 
 
 class StableAudio3(Family):
@@ -33,11 +37,12 @@ class StableAudio3(Family):
         return int(denoiser.config.io_channels)
 
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
-        embeds, mask = pipeline.encode_prompt(list(prompts), num_waveforms_per_prompt=1, **options)
+        texts = [_cut(pipeline.tokenizer, prompt) for prompt in prompts]
+        embeds, mask = pipeline.encode_prompt(texts, num_waveforms_per_prompt=1, **options)
         return {"prompt_embeds": embeds, "encoder_attention_mask": mask}
 
     def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
-        return {"tokenizer": 256}
+        return {"tokenizer": LONGEST}
 
     def decode(self, pipeline: DiffusionPipeline, latents: Tensor) -> Tensor:
         return pipeline.vae.decode(latents.to(pipeline.vae.dtype), return_dict=False)[0]
@@ -45,3 +50,12 @@ class StableAudio3(Family):
     def pictures(self, pipeline: DiffusionPipeline, pixels: Tensor) -> list[Any]:
         waves = pixels.clamp(-1, 1).cpu().numpy()
         return [Sound(wave, pipeline.vae.config.sampling_rate) for wave in waves]
+
+
+def _cut(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
+    """The beginning of a prompt that is too long; diffusers would compare its tokens on the host with the device's."""
+    limit = min(tokenizer.model_max_length, LONGEST)
+    if len(tokenizer(prompt).input_ids) < limit:
+        return prompt
+    kept = tokenizer(prompt, truncation=True, max_length=limit - 1).input_ids
+    return str(tokenizer.decode(kept, skip_special_tokens=True))
