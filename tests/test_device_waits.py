@@ -47,7 +47,6 @@ THEIRS = {
     "mochi",
     "qwen_image",
     "qwen_image21",
-    "qwen_image_edit",
     "qwen_image_edit_plus",
     "wan22_14b",
 }
@@ -55,7 +54,8 @@ THEIRS = {
 FAST = ["sd35", "sd15", "wan"]
 VARIANTS = {"flux2", "flux2_klein", "hunyuan_image_distilled", "sd2_v", "sdxl_v"}
 VARIANTS |= {"prx_pixel", "wan22_5b", "wan22_5b_i2v", "wan22_14b_i2v"}
-"""Families with the pipeline and networks of another one, which also has their pictures."""
+VARIANTS |= {"sd3_inpaint", "sdxl_inpaint", "kandinsky5_video", "qwen_image_edit"}
+"""Families with the networks of another one, whose pictures another one has too."""
 STEPS = 3
 NOT_OURS = ("diffusers", "transformers", "elsewhere")
 """Beginnings of places; a backward pass has no line of Python, and waits where the network's forward did."""
