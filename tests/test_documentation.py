@@ -76,7 +76,7 @@ ELSEWHERE = re.compile(
     r"|\.yaml \S*think|tiny_vlm/judge|name=example-|runs/example-"
     r"|tiny_emu3/|sums_pairs|^pair-strengths|^prompts (sums|formulas|segments)"
     r"|tiny_lm/(dflow_grpo|text_outcome|gkd|text_ppo|hinted|self_distilled)"
-    r"|^(power|probe|forecast|strength|soup|rewards|judge|verify-rollout|prompts audit) "
+    r"|^(power|probe|forecast|strength|soup|rewards|judge|verify-rollout|prompts (audit|decontaminate)) "
     r"|^league (?!\S*flow_grpo.yaml \S*(g2rpo|single_step).yaml --(budget|world))"
 )
 """large models and their plans (tools/test_plan.py), servers (training/engines), rollout workers
