@@ -1,6 +1,7 @@
 """`flowalign train CONFIG --dry-run`: one rollout and one update of a recipe on random weights, timed."""
 
 import contextlib
+import inspect
 import sys
 import tempfile
 import time
@@ -261,16 +262,6 @@ def small_policy(small: Config, full: bool, device: torch.device) -> DiffusersPo
     """Build the configuration's pipeline, or a tiny one; in that case its settings are changed to fit."""
     small.rollout.overlap = 1
     small.rollout.workers, small.rollout.engine = None, EngineSettings()
-    if small.rollout.num_frames is not None:
-        (reward,) = small.rewards
-        framed = {"name": "per_frame", "reward": {"name": reward.name, **reward.settings}, "frames": 2}
-        small.rewards = [Weighted.model_validate(framed)]
-        if "sound" in small.algorithm.settings:
-            # a modality is taught by rewards that its settings name
-            other = {"name": "rescaled", "reward": framed, "low": 0.0, "high": 1.0}
-            small.rewards.append(Weighted.model_validate(other))
-            _replace(small, "pictures", ["per_frame"])
-            _replace(small, "sound", ["rescaled"])
     dtype = getattr(torch, small.model.dtype)
     if full:
         pipeline = random_pipeline(small.model.path, dtype, device)
@@ -289,6 +280,18 @@ def small_policy(small: Config, full: bool, device: torch.device) -> DiffusersPo
             small.rollout.num_frames = (2 * chunks - 1) * pipeline.vae_scale_factor_temporal + 1
     policy = DiffusersPolicy(pipeline, device, small.model.encode, small.model.attention)
     policy.save_memory(small.model)
+    # a recipe may leave the number of frames to the pipeline
+    frames = policy.family.renamed.get("num_frames", "num_frames")
+    if frames in inspect.signature(policy.pipeline.__call__).parameters:
+        (reward,) = small.rewards
+        framed = {"name": "per_frame", "reward": {"name": reward.name, **reward.settings}, "frames": 2}
+        small.rewards = [Weighted.model_validate(framed)]
+        if "sound" in small.algorithm.settings:
+            # a modality is taught by rewards that its settings name
+            other = {"name": "rescaled", "reward": framed, "low": 0.0, "high": 1.0}
+            small.rewards.append(Weighted.model_validate(other))
+            _replace(small, "pictures", ["per_frame"])
+            _replace(small, "sound", ["rescaled"])
     if policy.family.example and not full:
         # a tiny model does not know the words of classes
         file = Path(small.output) / "prompts.txt"

@@ -212,7 +212,8 @@ def test_pictures_that_samples_are_made_from_count(tmp_path: Path) -> None:
     given = [f"model.path={tmp_path / 'model'}", "model.encode={max_sequence_length: 20}", "model.dtype=float32"]
     sizes = ["rollout.height=64", "rollout.width=64", "rollout.steps=5", "training.prompts_per_iteration=2"]
     config: Any = load(recipe("wan/flow_grpo_fast_i2v"), [*given, *sizes, "training.group_size=6"])
-    # whose prompts, with their pictures, are not there
+    # whose prompts, with their pictures, are not there, and whose pipeline knows a number of frames
+    config.rollout.num_frames = None
     made = plan(config)
     first, more = made.costs.sources
     # the image encoder sees a picture once a call, the VAE once a sample
