@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import ClassifierFreeGuidance, DDIMScheduler, DiffusionPipeline
+from diffusers.pipelines.longcat_image import pipeline_longcat_image_edit
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 from PIL import Image
 from torch import Tensor
@@ -50,6 +51,9 @@ def of_small_areas(patch: pytest.MonkeyPatch) -> None:
     of_area, area = pipeline_qwenimage_edit.calculate_dimensions, 32 * 32
     patch.setattr(pipeline_qwenimage_edit, "calculate_dimensions", lambda _, ratio: of_area(area, ratio))
     patch.setattr(pipeline_qwenimage_edit_plus, "VAE_IMAGE_SIZE", area)
+    # whose pipeline takes no other size than the area's
+    of_sides = pipeline_longcat_image_edit.calculate_dimensions
+    patch.setattr(pipeline_longcat_image_edit, "calculate_dimensions", lambda _, ratio: of_sides(16 * 32, ratio))
 
 
 @pytest.fixture(scope="session")

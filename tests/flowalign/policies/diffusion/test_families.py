@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import diffusers
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from flowalign.config import load, recipe
@@ -60,6 +61,16 @@ def test_a_class_is_asked_for_by_its_word_or_number(tmp_path: Path) -> None:
     own = [f"model.path={tmp_path}", "model.encode={}", "rollout.sigmas=null", "evaluation.sigmas=null"]
     with pytest.raises(ConfigError, match="model.lora: diffusers has no adapters for the network of DiTPipeline; null"):
         build_policy(load(recipe("tiny_sd3/flow_grpo"), own), torch.device("cpu"))
+
+
+def test_long_prompts_of_edits_at_which_diffusers_fails_are_refused() -> None:
+    pipeline, picture = build("longcat_image_edit"), Image.new("RGB", (32, 16))
+    family = family_of("LongCatImageEditPipeline")
+    pipeline.tokenizer_max_length = 4
+    # of four words, and of four letters in two quotes
+    assert len(family.encode(pipeline, ["two red red red"], image=[picture])["prompt_embeds"]) == 1
+    with pytest.raises(ConfigError, match=r"takes prompts of up to 4 tokens, and '\"red\"' has 5; a shorter one works"):
+        family.encode(pipeline, ['"red"'], image=[picture])
 
 
 def test_glm_images_tokens_are_drawn_once_a_sample_by_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
