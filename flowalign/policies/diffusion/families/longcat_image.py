@@ -77,8 +77,8 @@ class LongCatImageEdit(LongCat):
         [image] = options.pop("image")
         seen = pipeline.image_processor.resize(image, image.height // 2, image.width // 2)
         # which reads the first of several prompts
-        rows = [super(LongCatImageEdit, self).encode(pipeline, [text], image=seen, **options) for text in prompts]
-        return {"prompt_embeds": torch.cat([torch.stack(list(row["prompt_embeds"])) for row in rows])}
+        encoded = [super(LongCatImageEdit, self).encode(pipeline, [text], image=seen, **options) for text in prompts]
+        return {"prompt_embeds": [row["prompt_embeds"][0] for row in encoded]}
 
     def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
         # a longer prompt is refused

@@ -63,12 +63,14 @@ def test_a_class_is_asked_for_by_its_word_or_number(tmp_path: Path) -> None:
         build_policy(load(recipe("tiny_sd3/flow_grpo"), own), torch.device("cpu"))
 
 
-def test_long_prompts_of_edits_at_which_diffusers_fails_are_refused() -> None:
-    pipeline, picture = build("longcat_image_edit"), Image.new("RGB", (32, 16))
+def test_edits_of_longcat_see_half_the_picture_and_refuse_prompts_at_which_diffusers_fails() -> None:
+    pipeline, picture = build("longcat_image_edit"), Image.new("RGB", (112, 56))
     family = family_of("LongCatImageEditPipeline")
+    pipeline.image_processor_vl.size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
     pipeline.tokenizer_max_length = 4
-    # of four words, and of four letters in two quotes
-    assert len(family.encode(pipeline, ["two red red red"], image=[picture])["prompt_embeds"]) == 1
+    [embeds] = family.encode(pipeline, ["two red red red"], image=[picture])["prompt_embeds"]
+    # of half the sides, two tokens of 28 pixels between two marks
+    assert len(embeds) == 2 + 2 + 4
     with pytest.raises(ConfigError, match=r"takes prompts of up to 4 tokens, and '\"red\"' has 5; a shorter one works"):
         family.encode(pipeline, ['"red"'], image=[picture])
 
