@@ -77,6 +77,7 @@ def adapted(config: Config, prompts: Prompts, **settings: Any) -> Iterator[dict[
     policy, reward = build_policy(config, best_device()), build_reward(config.rewards)
     assert isinstance(policy, LanguagePolicy), "the configuration is of a language model"
     make_trainable(policy, config.model, keep_reference=False)
+    policy.bind(reward)
     answering, sampling = config.evaluation.arguments(), config.rollout.arguments()
 
     def answer(prompt: str, record: dict[str, Any]) -> tuple[str, float]:

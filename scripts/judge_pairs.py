@@ -44,6 +44,8 @@ def judge_pairs(
     policy, reward = build_policy(config, best_device()), build_reward(config.rewards)
     assert isinstance(policy, LanguagePolicy), "the configuration is of a language model"
     policy.bind(reward)
+    if judge is not None:
+        policy.bind(judge)
     prompts, arguments = Prompts.of(config.data), config.evaluation.arguments()
     at_once = min(len(prompts), max(1, config.evaluation.batch_size // texts))
     lines: list[str] = []

@@ -165,9 +165,9 @@ class Algorithm(ABC, Generic[ConfigT, SamplerT, PolicyT, RolloutT, RecordT, Expe
     def check(self, config: ConfigT) -> None:
         """Refuse configurations that cannot work with this algorithm, saying what would."""
 
-    def without_effect(self, config: ConfigT) -> list[str]:
-        """Settings that are not as by default, and that this method does not look at."""
-        return []
+    def without_effect(self, config: ConfigT) -> tuple[list[str], str]:
+        """Settings that are not as by default and that this method does not look at, and why."""
+        return [], ""
 
     def check_reward(self, reward: Reward, config: ConfigT) -> None:
         """Refuse a reward that it cannot learn from, before the model that is trained loads."""

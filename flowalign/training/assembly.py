@@ -250,11 +250,6 @@ def overlaps(config: BaseConfig, algorithm: Algorithm | type[Algorithm], reward:
 
 def _warn_of_unused(config: BaseConfig, algorithm: Algorithm) -> None:
     """Warn about settings that the method does not use."""
-    unused = algorithm.without_effect(config)
+    unused, why = algorithm.without_effect(config)
     if unused:
-        logger.warning(
-            "%s has no effect: %s samples along the ODE, without noise on the way; algorithm.stochastic: true "
-            "samples with it",
-            ", ".join(unused),
-            config.algorithm.name,
-        )
+        logger.warning("%s has no effect: %s %s", ", ".join(unused), config.algorithm.name, why)

@@ -19,8 +19,9 @@ from transformers import (
     PreTrainedTokenizerBase,
     ProcessorMixin,
 )
+from transformers.utils import cached_file
 
-from rewards.hub import hub, reason, shipped
+from rewards.hub import hub, reason
 from rewards.vision import pick_device
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -163,8 +164,15 @@ class PictureRewardModel(RewardModel):
         cls, path: str, dtype: Precision = "float32", device: str = "auto", outputs: int | None = None
     ) -> "PictureRewardModel":
         """A model with its head from a folder; of an image-text-to-text model with a new head of `outputs` numbers."""
-        file = Path(shipped(path)) / HEAD
-        saved = load_file(file)["weight"] if file.is_file() else None
+        named = hub(path)
+        file = cached_file(
+            named["pretrained_model_name_or_path"],
+            HEAD,
+            revision=named.get("revision"),
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+        saved = None if file is None else load_file(file)["weight"]
         count = outputs if outputs is not None or saved is None else len(saved)
         if count is None:
             raise ValueError(

@@ -47,11 +47,13 @@ class OnlineMatching(Matching[Rollout, Record]):
         if self.settings.stochastic:
             config.build_plan()
 
-    def without_effect(self, config: Config) -> list[str]:
+    def without_effect(self, config: Config) -> tuple[list[str], str]:
         rollout, fields = config.rollout, type(config.rollout).model_fields
         if self.settings.stochastic or rollout.kernel == "ode":
-            return []
-        return [f"rollout.{key}" for key in ("kernel", "eta", "plan") if getattr(rollout, key) != fields[key].default]
+            return [], ""
+        unused = [key for key in ("kernel", "eta", "plan") if getattr(rollout, key) != fields[key].default]
+        why = "samples along the ODE, without noise on the way; algorithm.stochastic: true samples with it"
+        return [f"rollout.{key}" for key in unused], why
 
     def rollout(self, sampler: DiffusionSampler, batch: Batch) -> tuple[Rollout, Batch]:
         """The samples to learn from, sampled or found by a search, and the batch they are of."""

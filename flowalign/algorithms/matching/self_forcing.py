@@ -69,8 +69,19 @@ class SelfForcing(DistributionMatching):
         return sampler.rollout(batch, eta, until=until)
 
     def credit(self, record: Record) -> Tensor:
-        """[B] weight of each sample's loss; 1 where no reward applied to it."""
-        return (self.settings.beta * record.reward).exp().nan_to_num(1.0)
+        """[B] weight of each sample's loss; 1 where no reward applied to it.
+
+        Raises:
+            ConfigError: a weight is larger than float32 can hold.
+        """
+        weight = (self.settings.beta * record.reward).exp()
+        if weight.isinf().any():
+            largest = float(record.reward.nan_to_num(-torch.inf).max())
+            raise ConfigError(
+                f"algorithm.beta: exp({self.settings.beta:g} * {largest:g}) is no number; a smaller beta, or the "
+                "reward `rescaled`, works"
+            )
+        return weight.nan_to_num(1.0)
 
     def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> base.MatchingExperience:
         # without the conditions of a generator's states as a whole

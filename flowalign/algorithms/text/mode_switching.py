@@ -7,9 +7,11 @@ suits a prompt is the short one where at least `easy` of its group earned someth
 After the abstract (arXiv 2505.20101), which names a loss on the logits of the initial token and gives no formula.
 """
 
+from collections.abc import Mapping
+
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from flowalign.algorithms.policy_gradient import ActionExperience
@@ -25,9 +27,9 @@ from flowalign.rollouts.processes import Processes
 
 
 class ModeSettings(language.LanguageSettings):
-    long: str = "<think>"
+    long: str = Field("<think>", min_length=1)
     """Text with whose first token the long mode begins."""
-    short: str = "<answer>"
+    short: str = Field("<answer>", min_length=1)
     """Text with whose first token the short mode begins."""
     easy: float = Field(0.5, gt=0, le=1)
     """Share of a group with a reward above 0 from which on a prompt wants the short mode."""
@@ -51,6 +53,15 @@ class ModeSwitching(language.LanguageAlgorithm):
                 "their defaults work"
             )
 
+    def modules(self, policy: LanguagePolicy) -> Mapping[str, nn.Module]:
+        self.long, self.short = (
+            policy.tokenizer(text, add_special_tokens=False).input_ids[0]
+            for text in (self.settings.long, self.settings.short)
+        )
+        if self.long == self.short:
+            raise ConfigError("algorithm.short: it begins with the same token as algorithm.long; another text works")
+        return {}
+
     def experience(self, sampled: SampledTexts, record: Record, processes: Processes) -> ActionExperience:
         experience = super().experience(sampled, record, processes)
         # groups whose advantages are 0 have a mode that suits them too
@@ -68,14 +79,11 @@ class ModeSwitching(language.LanguageAlgorithm):
 
     def _odds(self, policy: LanguagePolicy, experience: ActionExperience, rows: Tensor) -> Tensor:
         """[N] log-odds of the long mode against the short one at the first token."""
-        long, short = (
-            policy.tokenizer(text, add_special_tokens=False).input_ids[0]
-            for text in (self.settings.long, self.settings.short)
-        )
-        if long == short:
-            raise ConfigError("algorithm.short: it begins with the same token as algorithm.long")
         odds = policy.log_probs(
-            experience.rollout, rows, lambda log_probs: log_probs[:, long] - log_probs[:, short], with_gradient=True
+            experience.rollout,
+            rows,
+            lambda log_probs: log_probs[:, self.long] - log_probs[:, self.short],
+            with_gradient=True,
         )[1]
         return odds[:, 0]
 

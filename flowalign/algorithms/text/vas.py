@@ -27,6 +27,9 @@ from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.rollouts.language import LanguageSampler
 
+OF_THE_POLICY = ("loss", "off_policy", "entropy_share", "sequence_mask", "empg")
+"""Settings of the policy's loss, which is not computed."""
+
 
 class VASSettings(CriticSettings):
     beta: float = Field(3.0, ge=0)
@@ -89,6 +92,11 @@ class VAS(WithCritic):
         for name in ("kl_weight", "entropy_weight"):
             if getattr(self.settings, name) != 0:
                 raise ConfigError(f"algorithm.{name}: vas trains a value and leaves the policy as it is; 0 works")
+
+    def without_effect(self, config: TextConfig) -> tuple[list[str], str]:
+        fields = VASSettings.model_fields
+        unused = [name for name in OF_THE_POLICY if getattr(self.settings, name) != fields[name].get_default()]
+        return [f"algorithm.{name}" for name in unused], "trains a value, and computes no loss of the policy"
 
     def modules(self, policy: LanguagePolicy) -> Mapping[str, nn.Module]:
         self.critic = ValueAfter(policy).to(policy.device)

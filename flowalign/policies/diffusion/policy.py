@@ -599,9 +599,8 @@ class DiffusersPolicy(Policy[Rollout]):
         network = self.model if torch.is_grad_enabled() else self._bare
         network = self.guide if call.pop(GUIDE, False) else network
         extra = call.pop(EXTRA_INPUT, None)
-        call = self.family.ready(self._bare, call)
-        with self._autocast():
-            return self.family.ask(network, self.family.network_input(latents, extra), call)
+        with self.family.ready(self._bare, call) as arguments, self._autocast():
+            return self.family.ask(network, self.family.network_input(latents, extra), arguments)
 
     def _output(self, latents: Tensor, call: dict[str, Any]) -> Any:
         """Output of the denoiser for packed latents."""

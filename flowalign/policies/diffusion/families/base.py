@@ -1,6 +1,7 @@
 """What a model family is, and what is usual for one."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -246,9 +247,11 @@ class Family:
         """What the pipeline's last call set on its denoiser, to be part of the recorded calls."""
         return {}
 
-    def ready(self, denoiser: ModelMixin, call: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a recorded call, after the denoiser was set as they say: the inverse of `noted`."""
-        return call
+    @contextmanager
+    def ready(self, denoiser: ModelMixin, call: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Context with the arguments of a recorded call, in which the denoiser is set as they say: the inverse of
+        `noted`."""
+        yield call
 
     def handed(self, output: Tensor, sample: Tensor, sigma: Tensor) -> Tensor:
         """The network's guided prediction, from what the pipeline hands to its scheduler.

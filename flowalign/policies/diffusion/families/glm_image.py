@@ -11,12 +11,13 @@ from torch import Generator, Tensor
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion.families.base import ATTENTION, Encoded, option
 from flowalign.policies.diffusion.families.guidance import TrueGuidance
+from flowalign.policies.diffusion.families.latents import NormalisedVAE
 
 KEPT = 4096
 """Most samples whose tokens are kept."""
 
 
-class GlmImage(TrueGuidance):
+class GlmImage(NormalisedVAE, TrueGuidance):
     """GLM-Image; the denoiser is trained, and the language model before it stays as it is.
 
     A sample's tokens follow from its prompt, seed and size, are drawn once, and are an argument of every step. Texts in
@@ -75,18 +76,3 @@ class GlmImage(TrueGuidance):
         while len(self.tokens) > KEPT:
             self.tokens.popitem(last=False)
         return self.tokens[key].to(device)
-
-    @staticmethod
-    def _statistics(pipeline: DiffusionPipeline, like: Tensor) -> list[Tensor]:
-        config = pipeline.vae.config
-        return [torch.tensor(values).view(1, -1, 1, 1).to(like) for values in (config.latents_mean, config.latents_std)]
-
-    def latents(self, pipeline: DiffusionPipeline, pixels: Tensor) -> Tensor:
-        latents = pipeline.vae.encode(pixels.to(pipeline.vae.dtype)).latent_dist.mode()
-        mean, std = self._statistics(pipeline, latents)
-        return (latents - mean) / std
-
-    def decode(self, pipeline: DiffusionPipeline, latents: Tensor) -> Tensor:
-        latents = latents.to(pipeline.vae.dtype)
-        mean, std = self._statistics(pipeline, latents)
-        return pipeline.vae.decode(latents * std + mean, return_dict=False)[0]

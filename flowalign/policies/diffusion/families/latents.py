@@ -52,13 +52,13 @@ class Video(Family):
         return pipeline.video_processor.postprocess_video(pixels, output_type="pil")
 
 
-class VideoVAE(Video):
-    """Wan's VAE, [B, C, F, H, W], whose latents are normalised channel by channel."""
+class NormalisedVAE(Family):
+    """Latents [B, C, ...] are normalised channel by channel."""
 
     @staticmethod
     def _statistics(pipeline: DiffusionPipeline, like: Tensor) -> tuple[Tensor, Tensor]:
-        config = pipeline.vae.config
-        mean, std = (torch.tensor(v).view(1, -1, 1, 1, 1).to(like) for v in (config.latents_mean, config.latents_std))
+        config, shape = pipeline.vae.config, (1, -1, *[1] * (like.dim() - 2))
+        mean, std = (torch.tensor(v).view(shape).to(like) for v in (config.latents_mean, config.latents_std))
         return mean, std
 
     def latents(self, pipeline: DiffusionPipeline, pixels: Tensor) -> Tensor:
@@ -70,6 +70,10 @@ class VideoVAE(Video):
         latents = latents.to(pipeline.vae.dtype)
         mean, std = self._statistics(pipeline, latents)
         return pipeline.vae.decode(latents * std + mean, return_dict=False)[0]
+
+
+class VideoVAE(NormalisedVAE, Video):
+    """Wan's VAE, [B, C, F, H, W]."""
 
 
 class OneFrame(VideoVAE):

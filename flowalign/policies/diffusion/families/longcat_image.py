@@ -35,6 +35,11 @@ class LongCat(Packed, TrueGuidance):
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
         # it knows the device by itself
         options = {name: value for name, value in options.items() if name != "device"}
+        if unknown := options.keys() - {"image"}:
+            raise ConfigError(
+                f"model.encode: {type(pipeline).__name__} cuts prompts at {pipeline.tokenizer_max_length} tokens and "
+                f"takes no {min(unknown)}; model.encode={{}} works"
+            )
         embeds, _ = pipeline.encode_prompt(prompt=list(prompts), **options)
         return {"prompt_embeds": embeds}
 

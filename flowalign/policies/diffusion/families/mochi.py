@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from diffusers import DiffusionPipeline, SchedulerMixin
 from torch import Tensor
 
 from flowalign.policies.diffusion.families.base import JOINT_ATTENTION, MaskedEncoding, option
-from flowalign.policies.diffusion.families.latents import Video
+from flowalign.policies.diffusion.families.latents import VideoVAE
 
 
-class Mochi(Video, MaskedEncoding):
+class Mochi(VideoVAE, MaskedEncoding):
     """Mochi 1: videos; its noise levels rise, and the network predicts x0 - noise."""
 
     name = "mochi"
@@ -35,16 +34,5 @@ class Mochi(Video, MaskedEncoding):
 
     @staticmethod
     def _statistics(pipeline: DiffusionPipeline, like: Tensor) -> tuple[Tensor, Tensor]:
-        config = pipeline.vae.config
-        mean, std = (torch.tensor(v).view(1, -1, 1, 1, 1).to(like) for v in (config.latents_mean, config.latents_std))
-        return mean, std / config.scaling_factor
-
-    def latents(self, pipeline: DiffusionPipeline, pixels: Tensor) -> Tensor:
-        latents = pipeline.vae.encode(pixels.to(pipeline.vae.dtype)).latent_dist.mode()
-        mean, std = self._statistics(pipeline, latents)
-        return (latents - mean) / std
-
-    def decode(self, pipeline: DiffusionPipeline, latents: Tensor) -> Tensor:
-        latents = latents.to(pipeline.vae.dtype)
-        mean, std = self._statistics(pipeline, latents)
-        return pipeline.vae.decode(latents * std + mean, return_dict=False)[0]
+        mean, std = VideoVAE._statistics(pipeline, like)
+        return mean, std / pipeline.vae.config.scaling_factor

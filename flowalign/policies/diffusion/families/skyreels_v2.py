@@ -1,6 +1,7 @@
 """SkyReels-V2."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,6 +38,8 @@ class SkyReelsV2DiffusionForcing(SkyReelsV2):
     name = "skyreels_v2_df"
     pipelines = ("SkyReelsV2DiffusionForcingPipeline",)
     causal = True
+    block = 1
+    """Frames of latents of a chunk of the last call; 1: all frames see each other."""
 
     @staticmethod
     def frames(pipeline: DiffusionPipeline, call: dict[str, Any]) -> int:
@@ -63,18 +66,32 @@ class SkyReelsV2DiffusionForcing(SkyReelsV2):
         order = in_chunks if chunks > 1 else {"ar_step": 0, "causal_block_size": 1}
         # embeddings stand for the prompt, which the call must be given all the same
         arguments |= {"prompt": None, "base_num_frames": LONGEST}
-        output = pipeline(**arguments, **order)
+        with own_block(pipeline.transformer):
+            output = pipeline(**arguments, **order)
+            self.block = pipeline.transformer.config.num_frame_per_block
         latents = torch.stack([frame.start for frame in each.frames], 2)
         for timestep in whole.timesteps.repeat(chunks):
             whole.step(torch.zeros_like(latents), timestep, latents)
         return output
 
     def noted(self, pipeline: DiffusionPipeline) -> dict[str, Any]:
-        return {"num_frame_per_block": pipeline.transformer.config.num_frame_per_block}
+        return {"num_frame_per_block": self.block}
 
-    def ready(self, denoiser: ModelMixin, call: dict[str, Any]) -> dict[str, Any]:
-        denoiser._set_ar_attention(call.pop("num_frame_per_block"))
-        return call
+    @contextmanager
+    def ready(self, denoiser: ModelMixin, call: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        with own_block(denoiser):
+            denoiser._set_ar_attention(call.pop("num_frame_per_block"))
+            yield call
+
+
+@contextmanager
+def own_block(network: ModelMixin) -> Iterator[None]:
+    """Context after which a network's configuration, which is saved with it, has the chunk that it came with."""
+    own = network.config.num_frame_per_block
+    try:
+        yield
+    finally:
+        network._set_ar_attention(own)
 
 
 class FrameSchedulers:

@@ -1,7 +1,9 @@
 """Causal videos in chunks: their trajectories, Flow-GRPO on them, and Self-Forcing against a literal version."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,6 +62,8 @@ def literal_velocity(policy: DiffusersPolicy, rollout: Rollout, x: Tensor, chunk
 def test_a_chunk_is_made_of_the_clean_ones_before_it_and_of_nothing_after_it(policy: DiffusersPolicy) -> None:
     rollout = roll(policy)
     trajectory = rollout.trajectory
+    # its configuration, which is saved with it, says nothing of the chunks
+    assert policy.denoiser.config.num_frame_per_block == 1
     assert trajectory.latents.shape[:4] == (2, CHUNKS * STEPS + 1, 16, CHUNKS * FRAMES)
     assert trajectory.mask.tolist() == [[True, True, False] * CHUNKS] * 2
     policy.pipeline.scheduler.set_timesteps(STEPS)
@@ -210,6 +214,12 @@ def test_a_samples_loss_is_distribution_matching_weighed_by_its_reward(tmp_path:
     [call] = experience.clean.conditions.gather(noised.samples, noised.level_index)
     assert call["num_frame_per_block"] == 1 and (call["timestep"] == call["timestep"][:, :1]).all()
     run.train()
+    # a reward that does not apply weighs nothing off, and a weight beyond float32 is no weight
+    applied = SimpleNamespace(reward=torch.tensor([0.5, torch.nan]))
+    torch.testing.assert_close(run.algorithm.credit(applied), torch.tensor([math.e, 1.0]))
+    applied.reward = torch.tensor([50.0, 0.0])
+    with pytest.raises(ConfigError, match=r"algorithm.beta: exp\(2 \* 50\) is no number; a smaller beta"):
+        run.algorithm.credit(applied)
 
 
 def test_what_does_not_go_with_chunks_is_refused(tmp_path: Path, policy: DiffusersPolicy) -> None:

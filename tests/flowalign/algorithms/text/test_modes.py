@@ -36,9 +36,11 @@ def test_the_first_token_learns_the_mode_that_suits_the_prompt(tmp_path: Path) -
     assert made.mean().item() == pytest.approx(0.5 * sum(losses) / rollout.mask.sum().item(), rel=1e-4)
     made.mean().backward()
     assert any(p.grad is not None and p.grad.any() for p in policy.network.parameters())
-    run.algorithm.settings.short = "10"
+
+
+def test_modes_of_one_token_are_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="same token"):
-        run.algorithm.losses(policy, experience, items)
+        small_run("tiny_lm/mode_switching", tmp_path, "algorithm.short='10'")
 
 
 def test_a_mode_that_may_be_cut_off_is_refused(tmp_path: Path) -> None:

@@ -84,3 +84,8 @@ def test_the_value_learns_lambda_returns_and_the_policy_stays(run: Trainer) -> N
 def test_what_a_value_does_not_go_with_is_refused(tmp_path: Path, setting: str) -> None:
     with pytest.raises(ConfigError, match=setting.partition("=")[0]):
         small_run("tiny_lm/vas", tmp_path, setting)
+
+
+def test_settings_of_a_loss_that_is_not_computed_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    small_run("tiny_lm/vas", tmp_path, "algorithm.loss={name: gspo}", "algorithm.entropy_share=0.5")
+    assert "algorithm.loss, algorithm.entropy_share" in caplog.text

@@ -73,6 +73,8 @@ def test_edits_of_longcat_see_half_the_picture_and_refuse_prompts_at_which_diffu
     assert len(embeds) == 2 + 2 + 4
     with pytest.raises(ConfigError, match=r"takes prompts of up to 4 tokens, and '\"red\"' has 5; a shorter one works"):
         family.encode(pipeline, ['"red"'], image=[picture])
+    with pytest.raises(ConfigError, match=r"4 tokens and takes no max_sequence_length; model.encode=\{\} works"):
+        family.encode(pipeline, ["red"], image=[picture], max_sequence_length=77)
 
 
 def test_glm_images_tokens_are_drawn_once_a_sample_by_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
