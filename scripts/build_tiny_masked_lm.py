@@ -1,12 +1,12 @@
-"""Make the tiny masked language model that ships with flowalign: two hundred thousand weights that know some sums.
+"""Make the tiny masked language model that ships with flowalign: half a million weights that know some sums.
 
-    python scripts/build_tiny_masked_lm.py        # two minutes of a CPU core
+    python scripts/build_tiny_masked_lm.py        # minutes of a CPU core
 
 The sums and their parts are those of build_tiny_lm.py. A ModernBERT, the bidirectional network with rotary positions of
 transformers, learns to open masks: of an answer's LENGTH positions 1 to LENGTH are masked, each number as often, and
 the loss is the mean over them (LLaDA's, arXiv 2502.09992, in its form of a fixed number). An answer is filled up with
-its end token. The model writes answers of the right form after STEPS steps, and adds up few of them rightly; teaching
-ends before that when sampling by rates answers TARGET of the held-out sums. It writes
+its end token. Teaching ends when sampling by rates answers TARGET of the held-out sums, so that there is something to
+learn; that is well before STEPS, along which the rate goes up and down. It writes
 flowalign/data/assets/tiny_masked_lm.
 """
 
@@ -25,7 +25,7 @@ from flowalign.policies.language.masked import MaskedPolicy
 
 TARGET = 0.4
 LENGTH, DENOISING = 5, 5
-STEPS, BATCH, RATE = 2000, 128, 1.5e-3
+STEPS, BATCH, RATE, EVERY = 6000, 256, 1.5e-3, 50
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -36,12 +36,12 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def network(tokens: PreTrainedTokenizerFast) -> ModernBertForMaskedLM:
-    """Two hundred thousand random weights, every layer of which sees the whole text."""
+    """Half a million random weights, every layer of which sees the whole text."""
     config = ModernBertConfig(
         vocab_size=len(tokens),
-        hidden_size=96,
-        intermediate_size=192,
-        num_hidden_layers=2,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
         num_attention_heads=4,
         max_position_embeddings=32,
         global_attn_every_n_layers=1,
@@ -68,6 +68,7 @@ def main() -> None:
     position = (attention.cumsum(1) - 1).clamp(min=0)
     asked, right = [prompt for prompt, _, _ in parts["heldout"]], [answer for _, answer, _ in parts["heldout"]]
     optimizer = torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, STEPS, pct_start=0.05)
     for step in range(1, STEPS + 1):
         rows = torch.randint(len(clean), (BATCH,))
         count = torch.randint(1, LENGTH + 1, (BATCH, 1))
@@ -79,8 +80,9 @@ def main() -> None:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        schedule.step()
         optimizer.zero_grad()
-        if step % 200 == 0:
+        if step % EVERY == 0:
             texts = policy.decode(policy.sample(asked, range(len(asked)), max_new_tokens=LENGTH, batch_size=1000))
             share = sum(text == answer for text, answer in zip(texts, right, strict=True)) / len(right)
             print(f"step {step}: loss {loss.item():.3f}, right answers {share:.3f}", flush=True)

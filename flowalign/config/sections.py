@@ -164,8 +164,8 @@ class Watch(Section):
     keep_best: bool = False
     """Whether the result has the weights of the evaluation with the best reward; the run goes on to its end."""
     best_by: str = "reward"
-    """Mean by which an evaluation is the best for `keep_best` and `early_stop`: the evaluated reward's, or that of one
-    of the panel, such as panel/critical_entropy."""
+    """Score that `keep_best` and `early_stop` compare evaluations by: `reward`, or one of the panel, such as
+    panel/critical_entropy."""
 
     @property
     def returns_best(self) -> bool:
