@@ -1,6 +1,6 @@
-"""Make the tiny masked language model that ships with flowalign: half a million weights that know some sums.
+"""Make the tiny masked language model that ships with flowalign: 675,000 weights that know some sums.
 
-    python scripts/build_tiny_masked_lm.py        # minutes of a CPU core
+    python scripts/build_tiny_masked_lm.py        # five minutes of a CPU core
 
 The sums and their parts are those of build_tiny_lm.py. A ModernBERT, the bidirectional network with rotary positions of
 transformers, learns to open masks: of an answer's LENGTH positions 1 to LENGTH are masked, each number as often, and
@@ -36,7 +36,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def network(tokens: PreTrainedTokenizerFast) -> ModernBertForMaskedLM:
-    """Half a million random weights, every layer of which sees the whole text."""
+    """Random weights, 675,000, every layer of which sees the whole text."""
     config = ModernBertConfig(
         vocab_size=len(tokens),
         hidden_size=128,
