@@ -1,5 +1,6 @@
 """`flowalign plan`: memory, time and cost of a run, before any GPU is paid for."""
 
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -11,6 +12,7 @@ from rich.table import Table
 
 from flowalign.app.cli.modules import find_beside, quiet_libraries
 from flowalign.app.cli.numbers import finite
+from flowalign.errors import ConfigError
 
 if TYPE_CHECKING:
     from flowalign.planning.resources import RunPlan
@@ -27,10 +29,15 @@ def plan(
     """Estimate memory, operations, time and GPU hours of a run, without weights, a GPU or a network."""
     from flowalign.config import load
     from flowalign.planning.plan import plan as make_plan
+    from flowalign.planning.rates import rate_notes
 
     find_beside(config)
     quiet_libraries()
-    planned = make_plan(load(config, overrides or []), gpu.lower(), gpus, price)
+    wanted = load(config, overrides or [])
+    planned = make_plan(wanted, gpu.lower(), gpus, price)
+    # a recipe that is none without the overrides has no rate to compare with
+    with contextlib.suppress(ConfigError):
+        planned.notes += rate_notes(load(config), wanted)
     if as_json:
         print(json.dumps(planned.json(), indent=1))
     else:
