@@ -38,6 +38,9 @@ class RolloutSampling(Sampling, Rollouts):
     """Whether the samples of a group start from the same noise."""
     guidance_gradient: Literal["both", "conditional"] = "both"
     """Branches of guidance that updates have a gradient through; with one, an update costs about a quarter less."""
+    merge_lora: bool = False
+    """Whether trajectories are sampled with the LoRA added to copies of the weights, which saves its own products; the
+    updates replay without, so that ratios start at 1 but for rounding."""
     cache: Named | None = None
     """Cache of features, which rollouts keep from step to step (`flowalign list caches`); replay, completions and
     evaluation go without it."""
@@ -147,6 +150,8 @@ class Config(BaseConfig):
                 "rollout.share_start_noise: without noise on the way the samples of a group would all be the same; "
                 "share_start_noise: false works"
             )
+        if self.rollout.merge_lora and (self.model.lora is None or self.model.base_bits is not None):
+            raise ConfigError("rollout.merge_lora: it takes a LoRA, on weights that are not quantised; false works")
         if self.rollout.cache is not None:
             self._check_cache(self.rollout.cache, algorithm)
         if self.rollout.search is not None:

@@ -215,6 +215,25 @@ class Policy(Generic[R]):
             self._bare = self.network
 
     @contextlib.contextmanager
+    def merged(self) -> Iterator[None]:
+        """Within it the adapter that is on is added to copies of its weights, for calls without gradients that ask for
+        no other weights; afterwards the weights are the same tensors as before."""
+        layers, kept = [layer for layer in self._adapted if not layer.disable_adapters], []
+        for layer in layers:
+            parameters = list(layer.get_base_layer().parameters())
+            kept += [(parameter, parameter.data) for parameter in parameters]
+            for parameter in parameters:
+                parameter.data = parameter.data.clone()
+            layer.merge()
+        try:
+            yield
+        finally:
+            for parameter, before in kept:
+                parameter.data = before
+            for layer in layers:
+                layer.merged_adapters.clear()
+
+    @contextlib.contextmanager
     def adapter(self, path: str | None) -> Iterator[None]:
         """Within it the policy is its base with one adapter on, for calls without gradients to weights.
 

@@ -189,7 +189,8 @@ class StateValues:
         """Rewards [B, T + 1] of the states' completions in `count` ODE steps; None: all steps of the schedule."""
         rollout, sampler = sampled.rollout, sampled.sampler
         size = sampler.config.rollout.batch_size
-        ends = completions(sampler.policy.at(rollout), rollout.trajectory, count, size, order)
+        with sampler.merged():
+            ends = completions(sampler.policy.at(rollout), rollout.trajectory, count, size, order)
         # the first completions are the finished samples themselves, which have their scores already
         further = slice(len(rollout), None)
         scores = sampled.scorer.score(

@@ -1,5 +1,6 @@
 """Sampling pictures and videos: rollouts with a plan and a kernel, branches, trees, searches, finished samples."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -110,22 +111,29 @@ class DiffusionSampler(Sampler):
         kernel = kernel or self.kernel
         eta = self.etas(batch) if eta is None else eta
         sampling = self.arguments(batch, kept) | ({} if kept is None else {"order": 2})
-        if batch.shares_start_noise and len(set(batch.group)) < len(batch) and eta.dim() == 1 and (eta > 0).any():
-            rollout = self._forked(batch, eta if kept is None else eta[kept], kernel, sampling)
-        else:
-            rollout = self.policy.sample(
-                batch.prompts,
-                batch.seeds,
-                noise_seeds=batch.noise_seeds,
-                kernel=kernel,
-                eta=eta if kept is None else eta[kept],
-                metadata=batch.metadata,
-                cache=self.cache,
-                allocate=self.allocate,
-                until=until,
-                **sampling,
-            )
+        eta_kept = eta if kept is None else eta[kept]
+        shared = batch.shares_start_noise and len(set(batch.group)) < len(batch)
+        with self.merged():
+            if shared and eta.dim() == 1 and (eta > 0).any():
+                rollout = self._forked(batch, eta_kept, kernel, sampling)
+            else:
+                rollout = self.policy.sample(
+                    batch.prompts,
+                    batch.seeds,
+                    noise_seeds=batch.noise_seeds,
+                    kernel=kernel,
+                    eta=eta_kept,
+                    metadata=batch.metadata,
+                    cache=self.cache,
+                    allocate=self.allocate,
+                    until=until,
+                    **sampling,
+                )
         return replace(rollout, unlearned=self.unlearned)
+
+    def merged(self) -> contextlib.AbstractContextManager[None]:
+        """Within it the policy samples with its LoRA in the weights, if the configuration says so."""
+        return self.policy.merged() if self.config.rollout.merge_lora else contextlib.nullcontext()
 
     @torch.no_grad()
     def pruned(self, batch: Batch, prune: Mapping[int, Callable[[Tensor, Tensor], Tensor]]) -> tuple[Rollout, Batch]:
@@ -217,16 +225,17 @@ class DiffusionSampler(Sampler):
         last = self.config.rollout.steps
         paths = [path(first, last, stride=stride) for first in steps.tolist()]
         size = self.config.rollout.batch_size
-        return complete(self.policy.at(rollout), x, samples, paths, rollout.trajectory.sigmas, batch_size=size)
+        with self.merged():
+            return complete(self.policy.at(rollout), x, samples, paths, rollout.trajectory.sigmas, batch_size=size)
 
     def tree(self, batch: Batch) -> tuple[Rollout, Tensor]:
         """Grow a tree from the start noise of every sample: the rollout of the leaves, and the sample of each leaf."""
         assert isinstance(self.plan, Tree)
         trunk = self.trunk(batch)
         size = self.config.rollout.batch_size
-        leaves, samples = grow(
-            self.policy.at(trunk), trunk.trajectory, self.kernel, self.plan, self.etas(batch), batch.noise_seeds, size
-        )
+        etas, velocity = self.etas(batch), self.policy.at(trunk)
+        with self.merged():
+            leaves, samples = grow(velocity, trunk.trajectory, self.kernel, self.plan, etas, batch.noise_seeds, size)
         return trunk.branch(leaves, samples, kernel=self.kernel), samples
 
     def decode(self, rollout: Rollout, shown: bool = False) -> list[Any]:

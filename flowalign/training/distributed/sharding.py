@@ -99,6 +99,8 @@ def check_settings(config: BaseConfig) -> None:
             f"algorithm: {config.algorithm.name} asks its network with other weights for one gradient, and one in "
             "shards cannot do that; whole copies work (configs/accelerate/multi_gpu.yaml)"
         )
+    if getattr(config.rollout, "merge_lora", False):
+        raise ConfigError("rollout.merge_lora: weights in shards are not copied; false works, or whole copies")
     if getattr(config.model, "text_lora", None) is not None:
         raise ConfigError("model.text_lora: text encoders are not put in shards; null works, or whole copies")
     if config.training.optimizer.bits == 8:

@@ -98,6 +98,7 @@ class SGLangPictureSettings(ServerSettings):
                 rollout.share_start_noise
             ),
             "rollout.cache: caches are the server's own; null works": rollout.cache is not None,
+            "rollout.merge_lora: the server adds adapters as it does; false works": rollout.merge_lora,
             "rollout.weights: servers get what is trained, and the model that they loaded is no LoRA; leave it out": (
                 rollout.weights == "reference"
             ),

@@ -4,7 +4,9 @@ import re
 
 import pytest
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 
+from flowalign.config import load
 from flowalign.data import ASSETS
 from flowalign.errors import ConfigError
 from flowalign.planning.tiny_pipelines import PIPELINES, build
@@ -61,3 +63,53 @@ def test_each_group_has_steps_of_its_own_where_the_plan_draws_for_groups(kernel:
         torch.testing.assert_close(alone.trajectory.log_prob, rollout.trajectory.log_prob[rows], rtol=1e-4, atol=1e-4)
     trainer.train()
     assert trainer.iteration == 1
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_samples_of_merged_weights_are_those_of_the_lora(shared: bool, tmp_path, monkeypatch) -> None:
+    """The adapter is in the weights while trajectories are sampled, forked ones too; the weights stay to the bit."""
+    config = {
+        "model": {"path": "tiny_sd3", "lora": {"rank": 2, "init": "gaussian"}, "encode": {"max_sequence_length": 0}},
+        "data": {"prompts": "shapes_train"},
+        "rewards": [{"name": "shapes"}],
+        "algorithm": {"name": "dense_grpo"},
+        "rollout": {"steps": 3, "share_start_noise": shared, "merge_lora": True},
+        "training": {"iterations": 1, "prompts_per_iteration": 2, "group_size": 2},
+        "output": str(tmp_path),
+    }
+    trainer = Trainer(config, progress=False)
+    policy, sampler, batch = trainer.policy, trainer.sampler, trainer.groups.draw(0).batch
+    for name, parameter in policy.trainable().items():
+        torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(len(name)))
+    before = {name: parameter.detach().clone() for name, parameter in policy.network.named_parameters()}
+    asked: list[bool] = []
+    layer = next(module for module in policy.network.modules() if isinstance(module, BaseTunerLayer))
+    layer.register_forward_hook(lambda module, inputs, output: asked.append(module.merged))
+
+    merged = sampler.rollout(batch)
+    assert asked and all(asked) and not layer.merged
+    finished = sampler.finish(merged, merged.trajectory.latents[:, 1], torch.arange(4), torch.ones(4, dtype=torch.long))
+    assert all(asked)
+    assert all(torch.equal(before[name], parameter) for name, parameter in policy.network.named_parameters())
+
+    asked.clear()
+    monkeypatch.setattr(trainer.config.rollout, "merge_lora", False)
+    plain = sampler.rollout(batch)
+    assert asked and not any(asked)
+    close = dict(rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(merged.trajectory.final, plain.trajectory.final, **close)
+    torch.testing.assert_close(
+        sampler.finish(plain, plain.trajectory.latents[:, 1], torch.arange(4), torch.ones(4, dtype=torch.long)),
+        finished,
+        **close,
+    )
+    with policy.reference():
+        start = sampler.rollout(batch)
+        monkeypatch.setattr(trainer.config.rollout, "merge_lora", True)
+        assert torch.equal(sampler.rollout(batch).trajectory.final, start.trajectory.final)
+    assert (start.trajectory.final - plain.trajectory.final).abs().max() > 0.01
+
+
+def test_merging_takes_a_lora() -> None:
+    with pytest.raises(ConfigError, match="rollout.merge_lora: it takes a LoRA"):
+        load("configs/tiny_sd3/demo.yaml", ["rollout.merge_lora=true", "model.lora=null"]).check(1)
