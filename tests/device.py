@@ -28,13 +28,12 @@ from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwen
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 from flowalign.config import BaseConfig, Config, load, recipe
 from flowalign.planning import dry_run
 from flowalign.planning.dry_run import Report
-from flowalign.planning.fake_device import ANSWERED_BY_VALUES, FLOAT32, INDEXING, LOWER, OWN
+from flowalign.planning.fake_device import ANSWERED_BY_VALUES, FLOAT32, INDEXING, LOWER, OWN, leaves, mapped
 from flowalign.planning.random_models import tiny_name
 from flowalign.planning.tiny_pipelines import PIPELINES
 
@@ -64,7 +63,7 @@ def _register_autocast(operation: Any, lower: bool) -> None:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-            args, kwargs = tree_map_only(Tensor, cast, (args, kwargs))
+            args, kwargs = mapped(cast, (args, kwargs))
             return operation(*args, **kwargs)
 
     _ATEN.impl(operation, kernel, "AutocastPrivateUse1")
@@ -166,9 +165,9 @@ class Device(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        leaves = tree_leaves((args, kwargs))
+        given = leaves((args, kwargs))
         to = kwargs.get("device")
-        if not any(isinstance(leaf, There) for leaf in leaves) and (to is None or torch.device(to).type != NAME):
+        if not any(isinstance(leaf, There) for leaf in given) and (to is None or torch.device(to).type != NAME):
             return _on_host(func, args, kwargs)
         self._note(func, args, kwargs)
         return _computed(func, args, kwargs)
@@ -200,7 +199,7 @@ class Device(TorchDispatchMode):
 
 def tensor(data: Any, **settings: Any) -> Tensor:
     """Like `torch.tensor`, which cannot read the device's tensors in a list."""
-    made: Tensor = TORCH_TENSOR(tree_map_only(There, lambda one: one.cpu(), data), **settings)
+    made: Tensor = TORCH_TENSOR(mapped(lambda one: one.cpu(), data), **settings)
     return made
 
 
@@ -220,19 +219,19 @@ def _on_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An operation with tensors of the device."""
-    packet, leaves = func.overloadpacket, tree_leaves((args, kwargs))
-    if packet not in COPIES | INDEXING:
-        for leaf in leaves:
+    packet, given = func.overloadpacket, leaves((args, kwargs))
+    if packet not in COPIES and packet not in INDEXING:
+        for leaf in given:
             if isinstance(leaf, Tensor) and not isinstance(leaf, There) and leaf.dim():
                 raise RuntimeError(f"{func}: Expected all tensors to be on the same device, found {NAME} and cpu")
-    for leaf in leaves:
+    for leaf in given:
         if isinstance(leaf, torch.Generator) and leaf.device.type == "cpu":
             raise RuntimeError(f"{func}: Expected a '{NAME}' device type for generator but found 'cpu'")
     if packet in (aten.is_pinned, aten._pin_memory):
         raise RuntimeError(f"{func}: only tensors of the host can be pinned")
     to = kwargs.get("device")
     there = packet is not aten._local_scalar_dense and (to is None or torch.device(to).type == NAME)
-    inside = tree_map_only(There, lambda one: one.host, (args, kwargs))
+    inside = mapped(_host, (args, kwargs))
     own = {by: value for by, value in inside[1].items() if by not in ("device", "non_blocking", "pin_memory")}
     if to is not None:
         own["device"] = "cpu"
@@ -245,8 +244,12 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not there:
         return made
     # operations in place give the tensor that they were given
-    given = {id(leaf.host): leaf for leaf in leaves if isinstance(leaf, There)}
-    return tree_map_only(Tensor, lambda one: given[id(one)] if id(one) in given else There(one), made)
+    known = {id(leaf.host): leaf for leaf in given if isinstance(leaf, There)}
+    return mapped(lambda one: known[id(one)] if id(one) in known else There(one), made)
+
+
+def _host(value: Tensor) -> Tensor:
+    return value.host if isinstance(value, There) else value
 
 
 def _place() -> str:

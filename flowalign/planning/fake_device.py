@@ -20,7 +20,6 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 DEVICE = torch.device("meta")
@@ -125,7 +124,7 @@ class FakeDevice(TorchDispatchMode):
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> object:
         kwargs = dict(kwargs or {})
-        fake = any(_is_there(leaf) for leaf in tree_leaves((args, kwargs)))
+        fake = any(_is_there(leaf) for leaf in leaves((args, kwargs)))
         to = kwargs.get("device")
         on_device = to is not None and torch.device(to).type == DEVICE.type
         if not fake and not on_device:
@@ -134,9 +133,9 @@ class FakeDevice(TorchDispatchMode):
         if waits:
             self._note(func)
         if fake and (waits or (to is not None and not on_device)) and self._needs_values(func, args, to):
-            args, kwargs = tree_map_only(Tensor, _on_host, (args, kwargs))
+            args, kwargs = mapped(_on_host, (args, kwargs))
             result = func(*args, **kwargs)
-            return tree_map_only(Tensor, _placed, result) if to is None else result
+            return mapped(_placed, result) if to is None else result
         with self.fakes:
             result = func(*args, **kwargs)
         self._count(result)
@@ -179,10 +178,10 @@ class FakeDevice(TorchDispatchMode):
 
     def _remember(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
         """Keep the values of small integers, such as masks and lengths, where they can be computed on the host."""
-        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)]
+        results = [leaf for leaf in leaves(result) if isinstance(leaf, FakeTensor)]
         if not results:
             return
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         known = func.overloadpacket in SHAPED or all(
             not _is_there(leaf) or _known(leaf) is not None for leaf in tensors
         )
@@ -191,14 +190,14 @@ class FakeDevice(TorchDispatchMode):
                 # a storage that was written over with unknown values is unknown too
                 vars(fake.untyped_storage()).pop(KNOWN, None)
             return
-        args, kwargs = tree_map_only(Tensor, _on_host, (args, kwargs))
+        args, kwargs = mapped(_on_host, (args, kwargs))
         on_host = kwargs | ({"device": "cpu"} if "device" in kwargs else {})
-        for fake, value in zip(tree_leaves(result), tree_leaves(func(*args, **on_host)), strict=True):
+        for fake, value in zip(leaves(result), leaves(func(*args, **on_host)), strict=True):
             if isinstance(fake, FakeTensor):
                 _know(fake, value)
 
     def _count(self, result: object) -> None:
-        for value in tree_leaves(result):
+        for value in leaves(result):
             if not isinstance(value, FakeTensor) or value.device != DEVICE:
                 continue
             storage = value.untyped_storage()
@@ -212,6 +211,29 @@ class FakeDevice(TorchDispatchMode):
     def _free(self, key: int, size: int) -> None:
         self._known.discard(key)
         self.live -= size
+
+
+def leaves(tree: object) -> list[Any]:
+    """What an operation takes or gives, without its tuples, lists and dicts.
+
+    torch.utils._pytree knows trees of any kind, and takes most of the time of an operation on small tensors.
+    """
+    if isinstance(tree, (tuple, list)):
+        return [leaf for part in tree for leaf in leaves(part)]
+    if isinstance(tree, dict):
+        return leaves(list(tree.values()))
+    return [tree]
+
+
+def mapped(change: Callable[[Tensor], object], tree: Any) -> Any:
+    """The same with its tensors changed."""
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if isinstance(tree, (tuple, list)):
+        return type(tree)([mapped(change, part) for part in tree])
+    if isinstance(tree, dict):
+        return {key: mapped(change, part) for key, part in tree.items()}
+    return tree
 
 
 def _is_there(value: object) -> bool:
@@ -259,7 +281,7 @@ def torch_autocast(device_type: str, *args: Any, **settings: Any) -> contextlib.
 
 def tensor(data: object, *, device: torch.device | str | None = None, **settings: Any) -> Tensor:
     """Like `torch.tensor`, but the new tensor's values stay known, which torch drops on a device of this name."""
-    result: Tensor = TORCH_TENSOR(tree_map_only(Tensor, _on_host, data), **settings)
+    result: Tensor = TORCH_TENSOR(mapped(_on_host, data), **settings)
     return result.to(device, non_blocking=True) if device is not None else result
 
 
@@ -313,9 +335,9 @@ class Autocast(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name in LOWER:
-            args, kwargs = tree_map_only(Tensor, self._lowered, (args, kwargs))
+            args, kwargs = mapped(self._lowered, (args, kwargs))
         elif name in FLOAT32:
-            args, kwargs = tree_map_only(Tensor, self._raised, (args, kwargs))
+            args, kwargs = mapped(self._raised, (args, kwargs))
         return func(*args, **kwargs)
 
     def _lowered(self, value: Tensor) -> Tensor:
