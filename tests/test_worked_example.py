@@ -12,11 +12,12 @@ from flowalign.app.cli.main import main
 from tests.test_documentation import ROOT, SETTINGS, blocks, commands
 
 PAGE = ROOT / "docs/worked-example.md"
+FEWEST = ["training.group_size=2", "rollout.steps=3", "rollout.sigmas=null"]
 SMALLER = {
     "prompts": [],
     "rewards": ["--prompts", "6", "--samples", "4"],
     "judge": ["--prompts", "2", "--draws", "2"],
-    "probe": ["--iterations", "1", "--prompts", "2", "--samples", "2", *SETTINGS],
+    "probe": ["--iterations", "1", "--prompts", "2", "--samples", "2", *SETTINGS, *FEWEST],
     "train": [*SETTINGS, "training.group_size=2", "evaluation.samples_per_prompt=2"],
     "watch": ["--pictures", "1"],
     "strength": ["--strengths", "0,1", "--pictures", "1"],
