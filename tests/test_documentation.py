@@ -77,12 +77,12 @@ ELSEWHERE = re.compile(
     r"|tiny_emu3/|sums_pairs|^pair-strengths|^prompts (sums|formulas|segments)"
     r"|tiny_lm/(dflow_grpo|text_outcome|gkd|text_ppo|hinted|self_distilled)"
     r"|^(power|probe|forecast|strength|soup|rewards|judge|verify-rollout|prompts (audit|decontaminate)) "
-    r"|^league (?!\S*flow_grpo.yaml \S*(g2rpo|single_step).yaml --(budget|world))"
+    r"|^league (?!\S*flow_grpo.yaml \S*single_step.yaml --world)"
 )
 """large models and their plans (tools/test_plan.py), servers (training/engines), rollout workers
 (training/test_workers.py), the demos (cli/test_demo*.py), instruments (cli/test_power.py and others) and their example
-(test_worked_example.py), files of the reader, what hours of training make, and leagues but for one of each kind: their
-recipes run dry (planning/test_dry_run.py)"""
+(test_worked_example.py), files of the reader, what hours of training make, and leagues but for one in another world: in
+their own they are run in training/test_league.py, and their recipes run dry (planning/test_dry_run.py)"""
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
