@@ -135,7 +135,7 @@ def literal(
 def test_inversion_returns_the_picture(folder: Path, tmp_path: Path) -> None:
     """Down again along the ODE, the nearer the smaller the steps are."""
     apart = []
-    for steps in (20, 80):
+    for steps in (10, 40):
         run = trainer(
             "inpo", folder / "png-pairs.jsonl", tmp_path / str(steps), f"rollout.steps={steps}", "rollout.sigmas=null"
         )
