@@ -80,8 +80,8 @@ def test_a_hackable_reward_stops_the_run_with_the_last_good_weights(tmp_path, ca
 
 @pytest.mark.slow
 def test_an_honest_reward_raises_no_alarm(tmp_path):
-    run(tmp_path, HONEST, "[{name: tiny_clip}]")
-    assert [line["verdict"] for line in lines(tmp_path)] == ["good"] * 5
+    run(tmp_path, HONEST, "[{name: tiny_clip}]", "training.iterations=6")
+    assert [line["verdict"] for line in lines(tmp_path)] == ["good"] * 3
     assert read_run(tmp_path / "run", "run").warnings == []
 
 
