@@ -48,7 +48,8 @@ from flowalign.app.cli import demo, main
 from flowalign.config import load
 load("tiny_sd3/flow_grpo").check(processes=1)
 print(flowalign.__file__)
-demo.PICTURES = (1, 1)
+small = ["evaluation.samples_per_prompt=1", "training.prompts_per_iteration=2", "training.group_size=4"]
+demo.PICTURES, demo.load = (1, 1), lambda path, overrides: load(path, [*overrides, *small])
 main.main(["demo", "--iterations", "1", "--output", "demo"])
 """
 
