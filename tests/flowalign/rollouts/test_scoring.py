@@ -117,22 +117,24 @@ def test_errors_of_either_side_come_through():
         Parts().walk(broken, failing)
 
 
-def collected(folder: Path, name: str, overlap: int, *overrides: str) -> tuple[ActionExperience, Trainer]:
-    """The experience of the first iteration, four groups of four or as the recipe's tree has it."""
+def collected(
+    folder: Path, name: str, overlap: int, *overrides: str, groups: int = 4
+) -> tuple[ActionExperience, Trainer]:
+    """The experience of the first iteration, groups of four or as the recipe's tree has it."""
     own = ["rollout.batch_size=8", f"rollout.overlap={overlap}"]
     if name != "branch_grpo":
         own.append("training.group_size=4")
     run = small_run(f"tiny_sd3/{name}", folder, *own, *overrides)
     torch.manual_seed(0)
     rollout = run.config.rollout
-    batch = draw_batch(run.prompts, 0, 4, run.config.training.group_size, 0, rollout.share_start_noise)
+    batch = draw_batch(run.prompts, 0, groups, run.config.training.group_size, 0, rollout.share_start_noise)
     return run.collect(Draw(run.sampler, run.scorer, batch)), run
 
 
 @pytest.mark.parametrize("name", COLLECTING)
 def test_every_algorithm_collects_the_same_in_parts(name: str, tmp_path: Path):
-    whole, alone = collected(tmp_path, name, 1)
-    parts, split = collected(tmp_path, name, 2)
+    whole, alone = collected(tmp_path, name, 1, groups=2)
+    parts, split = collected(tmp_path, name, 2, groups=2)
     assert parts.batch == whole.batch and split.scorer.calls == alone.scorer.calls
     # network batches are put together differently where trunks are shared
     mine, theirs = parts.rollout.trajectory, whole.rollout.trajectory
