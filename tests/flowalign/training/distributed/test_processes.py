@@ -226,12 +226,10 @@ def two(tmp_path_factory: pytest.TempPathFactory, late: Launch) -> dict[str, Pat
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory, one: dict[str, Path], two: dict[str, Path]) -> dict[str, Path]:
-    """'way run' on four processes, and runs that one and two processes began."""
+    """'way run' on four processes, and runs that one and two processes began: each way is gone on with."""
     folder = tmp_path_factory.mktemp("four")
     made = {
-        "copies lora": prepare(folder / "copies"),
         "shards lora": prepare(folder / "lora", FSDP),
-        "shards full": prepare(folder / "full", FSDP, **RUNS["full"]),
         "two processes, then copies lora": after_one_iteration(two["copies lora"], folder / "two_copies"),
         "two processes, then shards lora": after_one_iteration(two["shards lora"], folder / "two_shards", FSDP),
         "one process, then shards full": after_one_iteration(one["full"], folder / "one_full", FSDP),
