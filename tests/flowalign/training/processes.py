@@ -48,11 +48,20 @@ class Launch:
         arguments = (processes, free_port(), folders, self._told)
         self._running = begin(_work, arguments, nprocs=processes, join=False, start_method="forkserver")
 
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes, by rank."""
+        return self._running.pids()
+
+    def told(self) -> str:
+        """What they have printed so far."""
+        return self._told.read_text()
+
     def finish(self) -> str:
         """Wait for them; returns what they printed, and raises what one of them raised."""
         while not self._running.join():
             pass
-        return self._told.read_text()
+        return self.told()
 
 
 def together(processes: int, *folders: Path) -> str:
