@@ -45,7 +45,7 @@ def test_every_algorithm_has_a_recipe_for_the_tiny_model():
 
 @pytest.mark.parametrize("name", TRAJECTORY)
 def test_first_update_has_ratio_one_and_moves_the_weights(name: str, tmp_path: Path):
-    run = trainer(name, tmp_path)
+    run = trainer(name, tmp_path, "training.prompts_per_iteration=2")
     before = {key: value.detach().clone() for key, value in run.learner.parameters.items()}
     run.train()
     (metrics,) = run.metrics.read()
