@@ -16,6 +16,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from flowalign.algorithms.direct.against_reference import AgainstReference
+from flowalign.algorithms.trajectory.writers import OWN
 from flowalign.config import BaseConfig, Config, EngineSettings, Named, TextConfig, Weighted
 from flowalign.config.loader import world_size
 from flowalign.data import PromptList
@@ -237,7 +238,7 @@ def small_config(config: BaseConfig, folder: str, full: bool) -> BaseConfig:
         if isinstance(settings, dict) and "alone" in settings:
             _replace(small, role, settings | {"alone": 0})
     writer = small.algorithm.settings.get("writer")
-    if writer is not None:
+    if writer is not None and writer["path"] != OWN:
         _replace(small, "writer", writer | {"path": WRITER, "chat": False, "system": None, "max_new_tokens": 4})
     # settings that name single rewards of the recipe, which are not there
     _replace(small, "kl_gate", None)

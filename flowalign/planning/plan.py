@@ -24,6 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from flowalign import registry
+from flowalign.algorithms.trajectory.writers import OWN
 from flowalign.config import Config, Named, TextConfig
 from flowalign.config.sections import BaseConfig
 from flowalign.data import PromptList, Source
@@ -427,7 +428,9 @@ def _plan(
         place = "in the host's memory" if config.rollout.store == "host" else "in files"
         notes = [*notes, f"rollout.store: {waiting:.1f} GiB of trajectories of each process are {place}"]
     if "writer" in config.algorithm.settings:
-        notes = [*notes, "algorithm.writer: the memory and the time of the language model are not counted"]
+        # the pipeline's own has its weights counted with the pipeline
+        lacking = "training" if config.algorithm.settings["writer"]["path"] == OWN else "language model"
+        notes = [*notes, f"algorithm.writer: the memory and the time of its {lacking} are not counted"]
     usable = card.usable
     memory = memory_of(config, costs, gpus)
     fixed = {phase: sum(v for name, v in sizes.items() if name != "activations") for phase, sizes in memory.items()}

@@ -1,9 +1,10 @@
 """UniGRPO: a text and the picture drawn after it are one policy's actions, with one advantage (arXiv 2603.23500).
 
 Rollout: a language model writes a text for every member of a group, reasoning or a better prompt, and the generator
-draws a picture from it by the SDE. Credit is Flow-GRPO's: one reward a finished picture, normalised within the group
-of the prompt. Loss: Flow-GRPO's of every denoising step, plus `text_weight` times GRPO's of the text, the mean over its
-tokens, with the same advantage. Both networks move in every update.
+draws a picture from it by the SDE. With `writer: {path: own}` the text is the picture's tokens, which the pipeline's
+own language model draws before the first step, as GLM-Image's does. Credit is Flow-GRPO's: one reward a finished
+picture, normalised within the group of the prompt. Loss: Flow-GRPO's of every denoising step, plus `text_weight` times
+GRPO's of the text, the mean over its tokens, with the same advantage. Both networks move in every update.
 
 The paper's own settings: no guidance in rollouts, and in the place of the KL the mean squared difference of the
 velocity from the start weights' (`divergence: velocity_mse`). Both are defaults of the recipe, not forced.
@@ -11,56 +12,30 @@ velocity from the start weights' (`divergence: velocity_mse`). Both are defaults
 The writer's forwards are not in the count of forwards, which is the generator's.
 
 Departures: the paper's two experts share one network's attention (BAGEL), here the writer is any causal language
-model and the generator any pipeline, joined by the text; the paper's text was read from its abstract and
-accounts of it, and no code was published.
+model and the generator any pipeline, joined by the text, or both are networks of one pipeline; the paper's text was
+read from its abstract and accounts of it, and no code was published.
 """
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Literal
+from collections.abc import Mapping
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor, nn
 
-from flowalign.algorithms import base
 from flowalign.algorithms.policy_gradient import ActionExperience
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
+from flowalign.algorithms.trajectory.writers import WRITER, WordWriter, WriterSettings, build_writer, check_own
 from flowalign.config import Config, Named
 from flowalign.core.record import Actions, Record, masked_mean
 from flowalign.core.seams import checked_loss
-from flowalign.data import shipped
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy
-from flowalign.policies.language.policy import LanguagePolicy
+from flowalign.policies.diffusion.families import family_of
+from flowalign.policies.diffusion.picture_tokens import PictureWriter
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.rollouts.pictures import SampledPictures
 from flowalign.rollouts.processes import Processes
-from samplers import derive_seed
-
-
-class WriterSettings(base.AlgorithmSettings):
-    path: str
-    """Folder or hub name of a causal language model, or a shipped one."""
-    shown: str = "{prompt} {text}"
-    """Text for the generator's text encoders, with the prompt and the written text in their places."""
-    max_new_tokens: int = Field(64, gt=0)
-    temperature: float = Field(1.0, gt=0)
-    chat: bool = False
-    """Put the prompt into the model's chat template."""
-    system: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Precision of the frozen weights below a LoRA; without one all weights are trained, in float32."""
-    lora: int | None = Field(None, gt=0)
-    """Rank of a LoRA; null trains all weights."""
-
-    @field_validator("shown")
-    @classmethod
-    def _with_text(cls, shown: str) -> str:
-        if "{text}" not in shown:
-            raise ValueError("has no {text}, so that nothing of what was written would be drawn")
-        return shown
 
 
 class UniGRPOSettings(trajectory.PolicySettings):
@@ -80,7 +55,7 @@ class UniGRPO(TrajectoryAlgorithm):
     # a group's members are drawn from texts of their own, which other processes and files do not have
     combines = TrajectoryAlgorithm.combines - {"workers", "served", "replay", "search", "overlap", "whole"}
     samples_otherwise = True
-    writer: LanguagePolicy
+    writer: WordWriter | PictureWriter
 
     def __init__(self, settings: UniGRPOSettings) -> None:
         super().__init__(settings)
@@ -101,25 +76,15 @@ class UniGRPO(TrajectoryAlgorithm):
         if self.settings.step_fraction < 1:
             raise ConfigError("algorithm.step_fraction: a text is learned from with its picture's first step; 1 works")
 
-    def modules(self, policy: DiffusersPolicy) -> Mapping[str, nn.Module]:
-        s = self.settings.writer
-        self.writer = LanguagePolicy.from_pretrained(
-            Path(shipped(s.path)), s.dtype, policy.device, chat=s.chat, system=s.system
-        )
-        if s.lora is None:
-            self.writer.train_all()
-        else:
-            self.writer.add_lora(s.lora, s.lora, "all-linear")
-        policy.writer = self.write
-        return {"writer": self.writer.network}
+    def check_pipeline(self, config: Config, name: str) -> None:
+        super().check_pipeline(config, name)
+        check_own(self.settings.writer, name, family_of(name).language_model)
 
-    def write(self, prompts: Sequence[str], seeds: Sequence[int]) -> tuple[list[str], TextRollout]:
-        """What is drawn for each prompt, and the texts in it as they were sampled."""
-        s, seeds = self.settings.writer, [derive_seed(seed, 9) for seed in seeds]
-        rollout = self.writer.sample(prompts, seeds, max_new_tokens=s.max_new_tokens, temperature=s.temperature)
-        texts = self.writer.decode(rollout)
-        shown = [s.shown.replace("{prompt}", p).replace("{text}", t) for p, t in zip(prompts, texts, strict=True)]
-        return [text.strip() for text in shown], rollout
+    def modules(self, policy: DiffusersPolicy) -> Mapping[str, nn.Module]:
+        self.writer = policy.writer = build_writer(self.settings.writer, policy)
+        if getattr(policy.denoiser, "is_gradient_checkpointing", False):
+            self.writer.checkpoint_gradients()
+        return {WRITER: self.writer.network}
 
     def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> ActionExperience:
         experience = super().experience(sampled, record, processes)

@@ -43,12 +43,13 @@ from flowalign.policies.diffusion.storage import (
     with_weights,
 )
 from flowalign.policies.diffusion.text_lora import add_text_lora, encode_again
+from flowalign.policies.diffusion.writing import Writer
 from flowalign.policies.settings import Model, SamplingSettings, TextLora
 from flowalign.runs.checkpoint import check_weights
 from flowalign.runs.progress import report
 from rewards import Latents, Sample, sides
 from rewards.base import vae_of
-from samplers import All, Recorder, Rows, Transition, derive_seed, ode
+from samplers import All, Recorder, Transition, derive_seed, ode
 from samplers.completion import VelocityAt
 from samplers.kernels import Kernel
 from samplers.noise import generators
@@ -87,8 +88,8 @@ class DiffusersPolicy(Policy[Rollout]):
         """Branches of guidance that gradients of a velocity flow through."""
         self.start_noise: Callable[[Rollout], Tensor] | None = None
         """Function that moves the start noise of all samples: a rollout that stayed there -> [B, ...]"""
-        self.writer: Callable[[Sequence[str], Sequence[int]], tuple[list[str], Rows]] | None = None
-        """Function that writes what is drawn: prompts and seeds -> texts for the text encoders, and how they came."""
+        self.writer: Writer | None = None
+        """Language model that writes what is drawn."""
         self.frozen = False
         """The start weights sample, and training only moves the start noise."""
         self._vae_visit: Any = None
@@ -195,7 +196,8 @@ class DiffusersPolicy(Policy[Rollout]):
     def save(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
         """Write what plain diffusers loads: a LoRA file for `load_lora_weights`, or the whole denoiser.
 
-        Where the pipeline's class has no `load_lora_weights`, the file is for its transformer's `load_lora_adapter`.
+        A writer has a folder of its own. Where the pipeline's class has no `load_lora_weights`, the file is for its
+        transformer's `load_lora_adapter`.
         A second transformer has a file of its own, for `load_into_transformer_2=True`.
         """
         for name, network in self.networks.items():
@@ -204,6 +206,8 @@ class DiffusersPolicy(Policy[Rollout]):
                 save_lora(self.pipeline, self.family.denoiser, name, whole, folder, self.companions)
             else:
                 whole.save_pretrained(Path(folder) / name)
+        if self.writer is not None:
+            self.writer.save(Path(folder) / self.writer.component)
 
     def load(self, folder: str | Path) -> None:
         check_weights(folder)
@@ -321,13 +325,17 @@ class DiffusersPolicy(Policy[Rollout]):
         call |= {"sigmas": list(sigmas)} if sigmas is not None else {}
         sources = self.family.sources_of(self.pipeline, metadata, prompts, call)
         negative = [record.get("negative_prompt", negative_prompt) for record in metadata or [{}] * len(prompts)]
-        drawn, written = (prompts, None) if self.writer is None else self.writer(prompts, noise_seeds)
-        texts = list(zip(drawn, negative, strict=True))
+        written = None
+        if self.writer is not None:
+            written = self.writer.write(prompts, seeds, noise_seeds, call, batch_size)
+        texts = list(zip(prompts if written is None else written.texts, negative, strict=True))
         scales = (guidance,) if guidance_2 is None else (guidance, guidance_2)
         rollouts: list[Rollout] = []
         walk = StartScheduler if dry else TransitionScheduler
         for rows in self.family.batches(sources, texts, batch_size):
             report(rows.start, len(texts))
+            if written is not None:
+                call |= {name: value[rows] for name, value in written.arguments.items()}
             part_eta = eta[rows] if eta is not None and eta.dim() == 2 else eta
             size = self.family.size(self.pipeline, call)
             own = self.pipeline.scheduler
@@ -352,7 +360,7 @@ class DiffusersPolicy(Policy[Rollout]):
             rollouts.append(rollout if allocate is None else rollout.stored(allocate))
         report(len(texts), len(texts))
         whole = replace(Rollout.cat(rollouts), rlg=rlg, rlg_from=rlg_from, cached=cache is not None)
-        return whole if written is None else replace(whole, prompts=list(prompts), written=written)
+        return whole if written is None else replace(whole, prompts=list(prompts), written=written.record)
 
     @torch.no_grad()
     def _walked(

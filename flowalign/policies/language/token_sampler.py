@@ -65,7 +65,25 @@ class SeededSampler(LogitsProcessor):
             width = self.prompt_mask.shape[1]
             before = torch.cat([input_ids[:, :width].where(self.prompt_mask, -1), input_ids[:, width:]], 1)
         log_probs = self.decoding.log_probs(scores, before, undrawn=self.undrawn)
-        token = draw(log_probs, self.draws[:, len(self.log_prob)].to(scores.device), self.decoding)[:, None]
+        token = self.drawn(log_probs)[:, None]
         self.log_prob.append(log_probs.gather(-1, token)[:, 0])
         self.entropy.append(entropy_of(log_probs))
         return torch.full_like(scores, -torch.inf).scatter(-1, token, 0.0)
+
+    def drawn(self, log_probs: Tensor) -> Tensor:
+        """[B] the next tokens, from their log-probabilities [B, V]."""
+        return draw(log_probs, self.draws[:, len(self.log_prob)].to(log_probs.device), self.decoding)
+
+
+class MultinomialSampler(SeededSampler):
+    """Draws each row's tokens as plain `generate` draws those of one text after `torch.manual_seed(seed)`."""
+
+    def __init__(
+        self, seeds: Sequence[int], decoding: Decoding, prompt_mask: Tensor, undrawn: Sequence[int] = ()
+    ) -> None:
+        super().__init__(seeds, 0, decoding, prompt_mask, undrawn)
+        self.generators = [torch.Generator(prompt_mask.device).manual_seed(seed) for seed in seeds]
+
+    def drawn(self, log_probs: Tensor) -> Tensor:
+        rows = zip(log_probs.exp(), self.generators, strict=True)
+        return torch.cat([torch.multinomial(chance[None], 1, generator=own)[0] for chance, own in rows])

@@ -52,6 +52,8 @@ class Family:
     denoiser: ClassVar[str] = "transformer"
     guide: ClassVar[str] = ""
     """Network of the pipeline for the side of guidance without a prompt, which is not trained; empty: none."""
+    language_model: ClassVar[str] = ""
+    """Language model of the pipeline that draws a picture's tokens before the first step; empty: none."""
     lora_targets: ClassVar[tuple[str, ...]]
     """Names of the modules that get a LoRA by default; none: diffusers' class of the network takes no adapters."""
     dead_ends: ClassVar[tuple[str, ...]] = ()

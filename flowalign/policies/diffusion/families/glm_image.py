@@ -18,14 +18,15 @@ KEPT = 4096
 
 
 class GlmImage(NormalisedVAE, TrueGuidance):
-    """GLM-Image; the denoiser is trained, and the language model before it stays as it is.
+    """GLM-Image; the denoiser is trained, and the language model before it stays as it is or is a method's writer.
 
-    A sample's tokens follow from its prompt, seed and size, are drawn once, and are an argument of every step. Texts in
-    quotes are read letter by letter, and their length changes the picture.
+    A sample's tokens follow from its prompt, seed and size, and are an argument of every step; where the language model
+    stays they are drawn once. Texts in quotes are read letter by letter, and their length changes the picture.
     """
 
     name = "glm_image"
     pipelines = ("GlmImagePipeline",)
+    language_model = "vision_language_encoder"
     lora_targets = ATTENTION
     unpadded = True
 
@@ -56,18 +57,24 @@ class GlmImage(NormalisedVAE, TrueGuidance):
     def call(self, pipeline: DiffusionPipeline, **arguments: Any) -> Any:
         prompts, sources = arguments.pop("prompt"), arguments["generator"]
         arguments.pop("negative_prompt", None)
-        size = arguments["height"], arguments["width"]
-        drawn = [self._drawn(pipeline, text, source, *size) for text, source in zip(prompts, sources, strict=True)]
+        if "prior_token_ids" not in arguments:
+            size = arguments["height"], arguments["width"]
+            drawn = [self._drawn(pipeline, text, source, *size) for text, source in zip(prompts, sources, strict=True)]
+            arguments["prior_token_ids"] = torch.cat(drawn)
         # it would refuse a negative prompt of another length than the prompt, of which its own call makes no difference
         vars(pipeline)["check_inputs"] = lambda *_: None
         try:
-            return pipeline(prior_token_ids=torch.cat(drawn), **arguments)
+            return pipeline(**arguments)
         finally:
             del vars(pipeline)["check_inputs"]
 
     def _drawn(self, pipeline: DiffusionPipeline, prompt: str, source: Generator, height: int, width: int) -> Tensor:
         """[1, N] tokens of a sample, drawn as in the pipeline's call for it alone."""
         key, device = (prompt, source.initial_seed(), height, width), pipeline.transformer.device
+        network = pipeline.components[self.language_model]
+        if any(parameter.requires_grad for parameter in network.parameters()):
+            # whose next tokens may be others
+            self.tokens.clear()
         if key not in self.tokens:
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 tokens, *_ = pipeline.generate_prior_tokens([prompt], height, width, device=device, generator=source)
