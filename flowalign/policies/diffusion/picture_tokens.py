@@ -23,7 +23,7 @@ WARPERS = {
     "TopPLogitsWarper": "top_p",
     "MinPLogitsWarper": "min_p",
 }
-"""What may move the logits, by its class in transformers, and its field of `Decoding`."""
+"""Classes of transformers that may move the logits, each with its field of `Decoding`."""
 
 
 @dataclass(kw_only=True)

@@ -43,7 +43,7 @@ from flowalign.policies.diffusion.storage import (
     with_weights,
 )
 from flowalign.policies.diffusion.text_lora import add_text_lora, encode_again
-from flowalign.policies.diffusion.writing import Writer
+from flowalign.policies.diffusion.writing import AnyWriter
 from flowalign.policies.settings import Model, SamplingSettings, TextLora
 from flowalign.runs.checkpoint import check_weights
 from flowalign.runs.progress import report
@@ -88,7 +88,7 @@ class DiffusersPolicy(Policy[Rollout]):
         """Branches of guidance that gradients of a velocity flow through."""
         self.start_noise: Callable[[Rollout], Tensor] | None = None
         """Function that moves the start noise of all samples: a rollout that stayed there -> [B, ...]"""
-        self.writer: Writer | None = None
+        self.writer: AnyWriter | None = None
         """Language model that writes what is drawn."""
         self.frozen = False
         """The start weights sample, and training only moves the start noise."""

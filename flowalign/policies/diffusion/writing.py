@@ -22,7 +22,7 @@ class Written:
     """Further arguments of the pipeline's call, [B, ...] each."""
 
 
-class Writer(Protocol):
+class AnyWriter(Protocol):
     """A language model that writes before the pipeline draws."""
 
     component: str

@@ -22,13 +22,16 @@ from flowalign.training import Trainer
 
 TINY = PIPELINES["glm_image"]
 CPU = torch.device("cpu")
-SMALL = """
+SMALL = [
+    *"""
 evaluation.prompts=null training.iterations=1 training.prompts_per_iteration=2 training.group_size=3
 training.updates_per_iteration=1 training.micro_batch_size=8 training.optimizer.warmup_updates=0 training.previews=0
 training.ema_decay=null training.ema_every=1 training.optimizer.learning_rate=1e-2 model.dtype=float32
 model.gradient_checkpointing=false rollout.steps=3 rollout.height=32 rollout.width=64 algorithm.kl_weight=0
-rewards=[jpeg_size] name=run
-""".split()
+name=run
+""".split(),
+    "rewards=[{name: jpeg_size}]",
+]
 
 
 def sharp() -> DiffusionPipeline:
