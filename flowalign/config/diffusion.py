@@ -126,10 +126,7 @@ class Config(BaseConfig):
         return processes // shared.degree
 
     def check_sampling(self, groups: int, algorithm: Method) -> None:
-        if self.model.base_bits is not None and self.model.lora is None:
-            raise ConfigError(
-                "model.base_bits: quantised weights cannot be trained themselves; model.lora: {rank: 32} works"
-            )
+        self._check_lora()
         if self.model.embeddings is not None:
             check_output(Path(self.model.embeddings), "model.embeddings", folder=True)
         self._check_texts(algorithm)
@@ -150,8 +147,6 @@ class Config(BaseConfig):
                 "rollout.share_start_noise: without noise on the way the samples of a group would all be the same; "
                 "share_start_noise: false works"
             )
-        if self.rollout.merge_lora and (self.model.lora is None or self.model.base_bits is not None):
-            raise ConfigError("rollout.merge_lora: it takes a LoRA, on weights that are not quantised; false works")
         if self.rollout.cache is not None:
             self._check_cache(self.rollout.cache, algorithm)
         if self.rollout.search is not None:
@@ -186,6 +181,16 @@ class Config(BaseConfig):
                 check_levels(sampling.sigmas, f"{where}.sigmas")
         if self.rollout.rlg != 1:
             raise ConfigError("rollout.rlg: a run learns from the samples of its own weights; evaluation.rlg works")
+
+    def _check_lora(self) -> None:
+        """Refuse what takes a LoRA where there is none, or a merged one on quantised weights."""
+        model = self.model
+        if model.base_bits is not None and model.lora is None:
+            raise ConfigError(
+                "model.base_bits: quantised weights cannot be trained themselves; model.lora: {rank: 32} works"
+            )
+        if self.rollout.merge_lora and (model.lora is None or model.base_bits is not None):
+            raise ConfigError("rollout.merge_lora: it takes a LoRA, on weights that are not quantised; false works")
 
     def _check_search(self, search: RolloutSearch, algorithm: Method) -> None:
         if algorithm.settings.stochastic:

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 from unittest import mock
 
 import torch
@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+Tree = TypeVar("Tree")
 DEVICE = torch.device("meta")
 """Device of the tensors; the autograd engine walks backward on it without a driver, which it does not on 'cuda'."""
 TORCH_TENSOR = torch.tensor
@@ -225,15 +226,16 @@ def leaves(tree: object) -> list[Any]:
     return [tree]
 
 
-def mapped(change: Callable[[Tensor], object], tree: Any) -> Any:
+def mapped(change: Callable[[Tensor], object], tree: Tree) -> Tree:
     """The same with its tensors changed."""
+    changed: Any = tree
     if isinstance(tree, Tensor):
-        return change(tree)
-    if isinstance(tree, (tuple, list)):
-        return type(tree)([mapped(change, part) for part in tree])
-    if isinstance(tree, dict):
-        return {key: mapped(change, part) for key, part in tree.items()}
-    return tree
+        changed = change(tree)
+    elif isinstance(tree, (tuple, list)):
+        changed = type(tree)([mapped(change, part) for part in tree])
+    elif isinstance(tree, dict):
+        changed = {key: mapped(change, part) for key, part in tree.items()}
+    return cast(Tree, changed)
 
 
 def _is_there(value: object) -> bool:
