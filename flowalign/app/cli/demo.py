@@ -49,7 +49,7 @@ def run_demo(
 
     Args:
         text: train the language model on sums, instead of Stable Diffusion 3 on its prompts.
-        long: train for eight times as many iterations, and update the page after every evaluation.
+        long: train for four and a half times as many iterations, and update the page after every evaluation.
 
     Raises:
         ConfigError: `long` with `text`.
