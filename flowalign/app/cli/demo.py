@@ -1,12 +1,14 @@
 """`flowalign demo`: align a shipped tiny model, measure it on held-out prompts, end on the gallery."""
 
+import contextlib
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -116,6 +118,18 @@ def measure(trainer: Trainer) -> DemoScores:
     return DemoScores(*results)
 
 
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Within it torch has one thread: the operations of so small a network are slower when threads divide them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@_one_thread()
 def _train_on_pictures(trainer: Trainer, console: Console) -> dict[str, Any]:
     console.print("measuring the base model on held-out prompts")
     begin = time.perf_counter()
