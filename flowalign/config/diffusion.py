@@ -191,6 +191,8 @@ class Config(BaseConfig):
             )
         if self.rollout.merge_lora and (model.lora is None or model.base_bits is not None):
             raise ConfigError("rollout.merge_lora: it takes a LoRA, on weights that are not quantised; false works")
+        if self.rollout.merge_lora and self.rollout.search is not None:
+            raise ConfigError("rollout.merge_lora: a search asks the network by itself, without merging; false works")
 
     def _check_search(self, search: RolloutSearch, algorithm: Method) -> None:
         if algorithm.settings.stochastic:

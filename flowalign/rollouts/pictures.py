@@ -152,18 +152,19 @@ class DiffusionSampler(Sampler):
         velocity, sigmas = self.policy.at(start), start.trajectory.sigmas
         recorder = Recorder(start.trajectory.latents[:, 0], sigmas, self.kernel, eta, batch.noise_seeds)
         rows, group = (torch.tensor(numbers, device=self.device) for numbers in (range(len(batch)), batch.group))
-        for step in range(len(sigmas) - 1):
-            here = torch.full_like(rows, step)
-            parts = zip(recorder.x.split(size), rows.split(size), here.split(size), strict=True)
-            v = torch.cat([velocity(*part).float() for part in parts])
-            if step in prune:
-                predicted = start.whole(recorder.x - sigmas[step] * v, rows)
-                pictures = self.policy.finished(predicted, size, self.needs)
-                scores = self.scorer.score(pictures, batch, rows.tolist(), here.tolist())
-                kept = prune[step](scores.value.to(self.device), group[rows]).nonzero().squeeze(1)
-                recorder.keep(kept)
-                rows, v = rows[kept], v[kept]
-            recorder.step(v)
+        with self.merged():
+            for step in range(len(sigmas) - 1):
+                here = torch.full_like(rows, step)
+                parts = zip(recorder.x.split(size), rows.split(size), here.split(size), strict=True)
+                v = torch.cat([velocity(*part).float() for part in parts])
+                if step in prune:
+                    predicted = start.whole(recorder.x - sigmas[step] * v, rows)
+                    pictures = self.policy.finished(predicted, size, self.needs)
+                    scores = self.scorer.score(pictures, batch, rows.tolist(), here.tolist())
+                    kept = prune[step](scores.value.to(self.device), group[rows]).nonzero().squeeze(1)
+                    recorder.keep(kept)
+                    rows, v = rows[kept], v[kept]
+                recorder.step(v)
         rollout = start.branch(recorder.trajectory(), rows, kernel=self.kernel, unlearned=self.unlearned)
         return rollout, batch[rows.tolist()]
 

@@ -52,6 +52,8 @@ class HyperNoise(DirectAlgorithm):
                 "model.gradient_checkpointing: blocks would be computed again when the adapter is back on; whole steps "
                 "are computed again anyway, so that false works, with a smaller training.micro_batch_size"
             )
+        if config.rollout.merge_lora:
+            raise ConfigError("rollout.merge_lora: the generator samples without the adapter; false works")
         if config.algorithm.settings.get("kl_weight"):
             raise ConfigError("algorithm.kl_weight: the generator keeps its weights; move_weight holds the noise")
 

@@ -22,8 +22,8 @@ WRITER = "writer"
 
 class WriterSettings(base.AlgorithmSettings):
     path: str
-    """Folder or hub name of a causal language model, or a shipped one; `own`: the pipeline's own, which draws tokens
-    of the picture by rules of its own, so that only `lora` is set beside it."""
+    """Folder or hub name of a causal language model, or a shipped one; `own`: the pipeline's language model, which
+    draws a picture's tokens. With `own` only `lora` can be set beside it."""
     shown: str = "{prompt} {text}"
     """Text for the generator's text encoders, with the prompt and the written text in their places."""
     max_new_tokens: int = Field(64, gt=0)
@@ -108,6 +108,6 @@ def check_own(settings: WriterSettings, pipeline: str, component: str) -> None:
     """
     if settings.path == OWN and not component:
         raise ConfigError(
-            f"algorithm.writer: {pipeline} has no language model of its own that draws a picture's tokens; GLM-Image "
-            "has one, and for words path: FOLDER works"
+            f"algorithm.writer: {pipeline} has no language model that draws a picture's tokens, as GLM-Image has; with "
+            "path: FOLDER a language model writes words"
         )

@@ -37,7 +37,7 @@ def plan(
     planned = make_plan(wanted, gpu.lower(), gpus, price)
     # a recipe that is none without the overrides has no rate to compare with
     with contextlib.suppress(ConfigError):
-        planned.notes += rate_notes(load(config), wanted)
+        planned.notes = [*planned.notes, *rate_notes(load(config), wanted)]
     if as_json:
         print(json.dumps(planned.json(), indent=1))
     else:

@@ -28,7 +28,7 @@ WARPERS = {
 
 @dataclass(kw_only=True)
 class PictureTokens(TextRollout):
-    """The tokens of B pictures: those of a preview, which the others follow from, then those that are denoised from."""
+    """The tokens of B pictures: first those of a small preview, then those that the denoiser makes the picture of."""
 
     grids: Tensor
     """[B, 2, 3] frames, rows and columns of a picture's tokens, then of its preview's"""

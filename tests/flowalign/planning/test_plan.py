@@ -239,7 +239,7 @@ def test_the_command_prints_tables_or_json(
     monkeypatch.setattr("flowalign.planning.plan.plan", lambda *_: priced)
     for more in ([], ["--json"]):
         with pytest.raises(SystemExit) as left:
-            main(["plan", "tiny_sd3/flow_grpo", "--price", "2.5", *more])
+            main(["plan", "tiny_sd3/flow_grpo", "training.prompts_per_iteration=6", "--price", "2.5", *more])
         assert left.value.code == 0
         said = capsys.readouterr().out
         if more:
@@ -247,6 +247,7 @@ def test_the_command_prints_tables_or_json(
         else:
             assert "GiB on each h100" in said and "it fits as it is" in said
             assert re.search(r"the run takes \S+ GPU hours = \S+ at 2.5 an hour", said)
+            assert "its rate times sqrt(0.25) is 0.001" in said
 
 
 @pytest.mark.slow

@@ -89,7 +89,10 @@ def test_samples_of_merged_weights_are_those_of_the_lora(shared: bool, tmp_path,
     merged = sampler.rollout(batch)
     assert asked and all(asked) and not layer.merged
     finished = sampler.finish(merged, merged.trajectory.latents[:, 1], torch.arange(4), torch.ones(4, dtype=torch.long))
-    assert all(asked)
+    asked.append(layer.merged)
+    sampler.scorer = trainer.scorer
+    sampler.pruned(batch, {})
+    assert asked.count(False) == 1
     assert all(torch.equal(before[name], parameter) for name, parameter in policy.network.named_parameters())
 
     asked.clear()
@@ -110,6 +113,15 @@ def test_samples_of_merged_weights_are_those_of_the_lora(shared: bool, tmp_path,
     assert (start.trajectory.final - plain.trajectory.final).abs().max() > 0.01
 
 
-def test_merging_takes_a_lora() -> None:
-    with pytest.raises(ConfigError, match="rollout.merge_lora: it takes a LoRA"):
-        load("configs/tiny_sd3/demo.yaml", ["rollout.merge_lora=true", "model.lora=null"]).check(1)
+@pytest.mark.parametrize(
+    ("recipe", "change", "says"),
+    [
+        ("demo", "model.lora=null", "it takes a LoRA"),
+        ("demo", "model.base_bits=4", "on weights that are not quantised"),
+        ("nft", "rollout.search={name: best_of_n, budget: samples=4}", "a search asks the network by itself"),
+        ("hypernoise", "training.iterations=1", "the generator samples without the adapter"),
+    ],
+)
+def test_merging_is_refused_where_it_would_do_nothing(recipe: str, change: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"rollout.merge_lora: .*{says}"):
+        load(f"configs/tiny_sd3/{recipe}.yaml", ["rollout.merge_lora=true", change]).check(1)

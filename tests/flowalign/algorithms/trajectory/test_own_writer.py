@@ -169,7 +169,7 @@ def test_both_networks_move_and_plain_diffusers_draws_the_same(lora: int | None,
     ("change", "says"),
     [
         ("algorithm.writer.temperature=0.5", "own language model has its own temperature; leave them out"),
-        ("model.path=tiny_sd3", "StableDiffusion3Pipeline has no language model of its own"),
+        ("model.path=tiny_sd3", "StableDiffusion3Pipeline has no language model that draws a picture's tokens"),
     ],
 )
 def test_what_an_own_writer_cannot_be_is_refused(change: str, says: str, tmp_path: Path) -> None:
