@@ -86,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     parser.add_argument("--attention", help="our diffusers attention backend (native)")
     parser.add_argument("--compile", action="store_true", help="compile our denoiser's repeated blocks")
+    parser.add_argument("--merge-lora", action="store_true", help="our rollouts add the LoRA to copies of the weights")
     parser.add_argument("--gradient-checkpointing", action="store_true", help="for both")
     parser.add_argument("--repeats", type=int, default=5, help="turns that the medians are over (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write every figure here")
@@ -111,8 +112,13 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
         config = configuration(arguments, output)
         config.model.encode = encode
         config.rollout = config.rollout.model_copy(update=size.call)
+        config.rollout.merge_lora = arguments.merge_lora
         config.model.gradient_checkpointing, config.model.compile = arguments.gradient_checkpointing, arguments.compile
         trainer = Trainer(config, policy, progress=False)
+        # a fresh adapter is zero: then merging rounds nothing, and half of the adapter has no gradient
+        for name, parameter in policy.trainable().items():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.01)
         # what the samples are worth is no part of the work measured, and decoding them takes memory
         trainer.sampler.decode = lambda rollout: [Image.new("RGB", (8, 8))] * len(rollout)
     training = config.training

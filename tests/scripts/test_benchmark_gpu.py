@@ -21,7 +21,7 @@ def test_figures_in_a_small_size(
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     path = tmp_path / "figures.json"
     small = ["--tiny", "--device", "cpu", "--dtype", "float32", "--size", "32", "--steps", "3", "--batch-size", "2"]
-    script.main([model, *small, "--repeats", "1", "--json", str(path)])
+    script.main([model, *small, "--merge-lora", "--repeats", "1", "--json", str(path)])
     figures = json.loads(path.read_text())
     # the published transition is ours, on the same network
     assert figures["log_prob_disagreement"] < 1e-4
