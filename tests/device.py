@@ -220,6 +220,8 @@ def _on_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An operation with tensors of the device."""
     packet, given = func.overloadpacket, leaves((args, kwargs))
+    if packet in INDEXING and not isinstance(args[0], There):
+        raise RuntimeError(f"{func}: indices should be either on cpu or on the same device as the indexed tensor (cpu)")
     if packet not in COPIES and packet not in INDEXING:
         for leaf in given:
             if isinstance(leaf, Tensor) and not isinstance(leaf, There) and leaf.dim():

@@ -62,6 +62,8 @@ def the_rules_of_a_gpu_hold() -> None:
         assert isinstance(there, There) and there.device.type == NAME and there.t().stride() == (1, 3)
         with pytest.raises(RuntimeError, match="same device"):
             there + here
+        with pytest.raises(RuntimeError, match="indices"):
+            here[torch.zeros(1, dtype=torch.long, device=DEVICE)]
         with pytest.raises(RuntimeError, match="generator"):
             torch.randn(2, device=DEVICE, generator=torch.Generator())
         with pytest.raises(TypeError, match="numpy"):
@@ -112,7 +114,7 @@ def check_alike(there: dict[str, Tensor], here: dict[str, Tensor]) -> None:
     assert distance < 1e-5 * sum(value.square().sum() for value in here.values())
 
 
-@pytest.mark.parametrize("name", ["flow_grpo", "nft", "draft"])
+@pytest.mark.parametrize("name", ["flow_grpo", "dense_grpo", "nft", "draft"])
 def test_a_run_ends_with_the_weights_of_one_on_the_cpu_and_waits_where_it_may(name: str, tmp_path: Path) -> None:
     wanted = trained(torch.device("cpu"), tmp_path / "here", name)
 

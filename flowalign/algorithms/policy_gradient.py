@@ -195,7 +195,7 @@ class PolicyGradient(
             items=self.items_of(rollout),
             rollout=rollout,
             scores=scores,
-            reward=own(record.reward) if record.reward.dim() == 1 else scores.value,
+            reward=own(record.reward) if record.reward.dim() == 1 else scores.value.to(record.reward.device),
             group=own(record.group),
             advantage=own(advantage)[:, :length],
             loss_weight=own(loss_weight)[:, :length],

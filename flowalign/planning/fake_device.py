@@ -130,6 +130,8 @@ class FakeDevice(TorchDispatchMode):
         on_device = to is not None and torch.device(to).type == DEVICE.type
         if not fake and not on_device:
             return func(*args, **kwargs)
+        if func.overloadpacket in INDEXING and not _is_there(args[0]):
+            raise RuntimeError(f"{func}: indices on the device, and the indexed tensor on the host")
         waits = self._waits(func, args, kwargs, fake, on_device)
         if waits:
             self._note(func)

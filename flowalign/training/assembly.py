@@ -39,6 +39,7 @@ from flowalign.training.building import (
     check_media,
     check_sound,
     check_trackers,
+    leave_out_cudnn_attention,
     make_trainable,
     share_tokens,
 )
@@ -88,6 +89,7 @@ def assemble(
     config = parse(kind_of(config), config) if isinstance(config, dict) else config
     config = recorded(config, policy, reward)
     folder = Path(config.output) / (config.name or "run")
+    leave_out_cudnn_attention()
     check_trackers(config.trackers)
     accelerator = build_accelerator(
         log_with=config.trackers or None,

@@ -39,6 +39,16 @@ from rewards import Reward, Spec, WeightedSum, spec_of
 from rewards.vision import allow_tf32
 
 
+def leave_out_cudnn_attention() -> None:
+    """Take cuDNN's attention out of torch's own choice, for this process; `model.attention: _native_cudnn` still asks
+    for it by name.
+
+    From torch 2.11 on it is the first choice on Hopper GPUs. Its backward pass read memory that it must not there
+    (FLUX.1 in bfloat16, H100, torch 2.11), and has given NaN where it did not (pytorch issue 196678).
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def build_policy(
     config: BaseConfig, device: torch.device | str = "cpu", kind: type[DiffusersPolicy] = DiffusersPolicy
 ) -> Any:

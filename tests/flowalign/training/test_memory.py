@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError, FlowalignError
@@ -160,6 +161,14 @@ def test_float32_products_are_tf32_unless_they_shall_not_be(tmp_path: Path) -> N
     for wanted in (True, False):
         trainer(tmp_path / str(wanted), f"model.tf32={str(wanted).lower()}")
         assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is wanted
+
+
+def test_cudnns_attention_is_only_taken_by_name(tmp_path: Path) -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    trainer(tmp_path)
+    assert not torch.backends.cuda.cudnn_sdp_enabled() and torch.backends.cuda.flash_sdp_enabled()
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_quantised_weights_are_refused_where_they_cannot_be(tmp_path: Path) -> None:
