@@ -84,8 +84,8 @@ class SGLangPictureSettings(ServerSettings):
 
     def check(self, config: Any, algorithm: Any, processes: int) -> None:
         super().check(config, algorithm, processes)
-        if find_spec("msgpack") is None or find_spec("httpx2") is None:
-            raise ConfigError("rollout.engine: msgpack and httpx2 are not installed; pip install 'flowalign[sglang]'")
+        if find_spec("msgpack") is None:
+            raise ConfigError("rollout.engine: msgpack is not installed; pip install 'flowalign[sglang]'")
         rollout, model = config.rollout, config.model
         refused = {
             f"rollout.kernel: sglang has no '{rollout.kernel}'; {', '.join(KERNELS)} work": (

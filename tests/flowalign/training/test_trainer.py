@@ -21,9 +21,10 @@ from diffusers import StableDiffusion3Pipeline
 from safetensors.torch import load_file
 
 from flowalign.app.loading import load_for_sampling
-from flowalign.config import load
+from flowalign.config import load, recipe
 from flowalign.data import ASSETS
 from flowalign.errors import ConfigError, FlowalignError
+from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.runs.checkpoint import Checkpoints
 from flowalign.training import Trainer, signals
 from flowalign.training.signals import Stopped
@@ -181,6 +182,15 @@ def test_a_broken_reward_stops_the_run_and_the_last_checkpoint_stays_usable(
     assert "values for" in complaint or repr(prompt) in str(caught.value)
     run(tmp_path, resume=True, **changes)
     assert_same_run(tmp_path, uninterrupted)
+
+
+def test_a_policy_on_another_device_is_refused(tmp_path: Path) -> None:
+    policy = DiffusersPolicy.from_pretrained(ASSETS / "tiny_sd3")
+    policy.device = torch.device("meta")
+    with pytest.raises(
+        ConfigError, match=r"policy: it is on 'meta', and this process trains on '\w+(:0)?'; from_pretr"
+    ):
+        Trainer(load(recipe("tiny_sd3/flow_grpo"), [f"output={tmp_path}"]), policy)
 
 
 def test_a_run_is_not_written_over(uninterrupted: Path) -> None:
