@@ -172,6 +172,11 @@ class Config(BaseConfig):
                         else f"no step of {sampling.steps} is left for rlg; at most {sampling.steps - 1} works"
                     )
                 )
+            if isinstance(sampling.guidance, list) and len(sampling.guidance) != sampling.steps:
+                raise ConfigError(
+                    f"{where}.guidance: {len(sampling.guidance)} scales for {where}.steps={sampling.steps}; give one a "
+                    "step, or one number for all"
+                )
             if sampling.sigmas is not None and len(sampling.sigmas) != sampling.steps:
                 raise ConfigError(
                     f"{where}.sigmas: {len(sampling.sigmas)} noise levels for {where}.steps={sampling.steps}; "
@@ -238,6 +243,7 @@ class Config(BaseConfig):
             ),
             f"the kernel '{self.rollout.kernel}' is none of flowalign's own": self.rollout.kernel not in KERNELS,
             "the order of the solver is 2": self.rollout.order != 1,
+            "guidance has a scale for each step": isinstance(self.rollout.guidance, list),
             "a feature cache takes part (rollout.cache)": self.rollout.cache is not None,
             "a search finds the samples (rollout.search)": self.rollout.search is not None,
             "text encoders are trained (model.text_lora)": self.model.text_lora is not None,

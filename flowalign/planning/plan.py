@@ -306,7 +306,7 @@ def _encode(policy: DiffusersPolicy, config: Config, source: Source | None, size
     family, encoder = policy.family, policy.encoder
     options = encoder.options | ({} if source is None else {"image": opened(source, size)[0]})
     encoders = {("x", False): family.encode}
-    if family.negative(config.rollout.guidance):
+    if family.negative(config.rollout.largest_guidance):
         encoders["", True] = family.encode_negative
     for (text, negative), encode in encoders.items():
         rows = encode(policy.pipeline, [(policy.family.example or PROMPT) if text else ""], device=DEVICE, **options)

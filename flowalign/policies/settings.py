@@ -253,8 +253,8 @@ class Sampling(SamplingSettings):
     """Sampling from a pipeline."""
 
     steps: int = Field(10, ge=1, le=10_000)
-    guidance: float = Field(1.0, ge=1)
-    """1 samples without classifier-free guidance"""
+    guidance: float | list[float] = 1.0
+    """Scale of classifier-free guidance, 1 samples without; or a list of one for each step."""
     guidance_2: float | None = Field(None, ge=1)
     """Guidance of the second denoiser (Wan 2.2 14B, low noise); default `guidance`."""
     negative_prompt: str = ""
@@ -277,6 +277,19 @@ class Sampling(SamplingSettings):
 
     rlg_from: int = Field(0, ge=0)
     """First step that is sampled with rlg."""
+
+    @field_validator("guidance")
+    @classmethod
+    def _from_1(cls, guidance: float | list[float]) -> float | list[float]:
+        scales = guidance if isinstance(guidance, list) else [guidance]
+        if not scales or min(scales) < 1:
+            raise ValueError("give a number from 1, which is none, or a list of one for each step")
+        return guidance
+
+    @property
+    def largest_guidance(self) -> float:
+        """Scale of guidance of all steps, or the largest of any."""
+        return max(self.guidance) if isinstance(self.guidance, list) else self.guidance
 
     @property
     def networks(self) -> int:
@@ -302,6 +315,8 @@ class Sampling(SamplingSettings):
         if kept is not None:
             assert self.sigmas is not None
             base |= {"steps": len(kept), "sigmas": [self.sigmas[k] for k in kept]}
+            if isinstance(self.guidance, list):
+                base["guidance"] = [self.guidance[k] for k in kept]
         rlg = {} if self.rlg == 1 else {"rlg": self.rlg, "rlg_from": self.rlg_from}
         chunks = {} if self.chunks == 1 else {"chunks": self.chunks}
         return base | {"batch_size": self.batch_size} | rlg | size | chunks

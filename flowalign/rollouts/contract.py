@@ -25,6 +25,7 @@ from flowalign.data.files import unusable
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.base import TRAINED
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
+from flowalign.policies.diffusion.scales import largest
 from flowalign.policies.settings import Sampling
 from flowalign.runs.files import sync_folder
 from flowalign.runs.foreign import ForeignError, opened
@@ -164,7 +165,7 @@ def describe(rollout: Rollout, batch: Batch, sampling: Sampling, process: int = 
         generator=rollout.generator,
         groups=list(batch.group),
         share_start_noise=batch.shares_start_noise,
-        guidance=list(rollout.guidance),
+        guidance=[largest(scale) for scale in rollout.guidance],
         levels=sampling.sigmas,
         size={name: side for name, side in size.items() if side is not None},
         iteration=batch.iteration,
@@ -187,6 +188,8 @@ def undescribed(rollout: Rollout) -> str | None:
         return "its samples are made from pictures"
     if rollout.sound is not None or rollout.policy.family.makes_sound:
         return "its samples have a sound"
+    if any(isinstance(scale, tuple) for scale in rollout.guidance):
+        return "its guidance has a scale for each step"
     if rollout.cached or rollout.rlg != 1 or rollout.unmoved is not None:
         return "a feature cache, rlg or a moved start noise took part in it"
     return None

@@ -53,7 +53,7 @@ class DiffusionSampler(Sampler):
             with caching(policy, self.cache):
                 pass  # raises if it does not fit the network
         policy.guidance_gradient = config.rollout.guidance_gradient
-        if policy.guidance_gradient == "conditional" and not policy.family.negative(config.rollout.guidance):
+        if policy.guidance_gradient == "conditional" and not policy.family.negative(config.rollout.largest_guidance):
             raise ConfigError(
                 f"rollout.guidance_gradient: the guidance of {type(policy.pipeline).__name__} is "
                 f"{policy.family.guidance}, without an unconditional branch; leave it out"

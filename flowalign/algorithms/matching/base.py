@@ -229,7 +229,15 @@ class Matching(
         """The scale of the velocities that are trained."""
         if self.settings.guidance is not None:
             return self.settings.guidance
-        return 1.0 if sampler.policy.family.negative(2.0) else sampler.config.rollout.guidance
+        if sampler.policy.family.negative(2.0):
+            return 1.0
+        scale = sampler.config.rollout.guidance
+        if isinstance(scale, list):
+            raise ConfigError(
+                "algorithm.guidance: rollout.guidance has a scale for each step, and noised samples have levels of "
+                f"their own; one number works, e.g. {max(scale):g}"
+            )
+        return scale
 
     def at_levels(
         self,

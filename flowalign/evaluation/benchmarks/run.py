@@ -57,6 +57,9 @@ class Measured:
 def own_sampling(policy: DiffusersPolicy) -> Sampling:
     """Sampling settings by the defaults of the pipeline's own call: its steps and guidance."""
     call = inspect.signature(type(policy.pipeline).__call__).parameters
+    of_steps = [name for name, scales in policy.family.arguments_by_step((2.0, 3.0)).items() if scales]
+    if of_steps:
+        return Sampling(steps=call["num_inference_steps"].default, guidance=list(call[of_steps[0]].default))
     # find the argument that takes the scale, and its offset: in some pipelines no guidance is 0
     one, two = (policy.family.arguments(scale) for scale in (2.0, 3.0))
     names = [name for name in one if one[name] != two[name] and isinstance(call[name].default, int | float)]

@@ -30,6 +30,7 @@ from flowalign.policies.diffusion.forward_process import CleanSamples, ForwardPr
 from flowalign.policies.diffusion.prompts import PromptEncoder
 from flowalign.policies.diffusion.rlg import weighed_velocity, weighing
 from flowalign.policies.diffusion.rollout import Rollout, ending
+from flowalign.policies.diffusion.scales import Scale, guided_at, largest, scale_of
 from flowalign.policies.diffusion.scheduler import StartScheduler, TransitionScheduler
 from flowalign.policies.diffusion.sources import opened
 from flowalign.policies.diffusion.storage import (
@@ -262,7 +263,7 @@ class DiffusersPolicy(Policy[Rollout]):
         *,
         n: int = 1,
         steps: int,
-        guidance: float = 1.0,
+        guidance: float | Sequence[float] = 1.0,
         guidance_2: float | None = None,
         negative_prompt: str = "",
         sigmas: Sequence[float] | None = None,
@@ -288,7 +289,8 @@ class DiffusersPolicy(Policy[Rollout]):
             seeds: B seeds of the start noise, `torch.Generator().manual_seed(seed)` in plain diffusers; default from 0.
             n: trajectories a prompt.
             steps: number of denoising steps T.
-            guidance: classifier-free guidance scale; 1 does without.
+            guidance: classifier-free guidance scale, 1 does without; or T of them, one a step. A pipeline whose call
+                takes one alone is then asked for its denoiser's calls, and the steps are made here.
             guidance_2: that scale for the second network, where there are two; default `guidance`.
             negative_prompt: prompt that guidance leads away from.
             sigmas: T noise levels before the pipeline's own shift; default the scheduler's.
@@ -312,8 +314,11 @@ class DiffusersPolicy(Policy[Rollout]):
                 last one (Self-Forcing, arXiv 2506.08009).
             call: further arguments of the pipeline's call (height, width, ...).
         """
-        self._check_guidance(guidance, guidance_2, call)
-        causal = self.family.causal
+        scale = scale_of(guidance, steps)
+        self._check_guidance(guidance_2, call)
+        causal, own_steps = self.family.causal, isinstance(scale, tuple) and not self.family.arguments_by_step(scale)
+        if own_steps:
+            self._check_own_steps(cache is not None)
         self._check_causal(chunks > 1 or until is not None, order, cache is not None)
         prompts = [text for text in ([prompts] if isinstance(prompts, str) else prompts) for _ in range(n)]
         seeds = range(len(prompts)) if seeds is None else seeds
@@ -329,7 +334,7 @@ class DiffusersPolicy(Policy[Rollout]):
         if self.writer is not None:
             written = self.writer.write(prompts, seeds, noise_seeds, call, batch_size)
         texts = list(zip(prompts if written is None else written.texts, negative, strict=True))
-        scales = (guidance,) if guidance_2 is None else (guidance, guidance_2)
+        scales = (scale,) if guidance_2 is None else (scale, guidance_2)
         rollouts: list[Rollout] = []
         walk = StartScheduler if dry else TransitionScheduler
         for rows in self.family.batches(sources, texts, batch_size):
@@ -341,7 +346,7 @@ class DiffusersPolicy(Policy[Rollout]):
             own = self.pipeline.scheduler
             scheduler = walk(own, self.family, size, kernel, part_eta, noise_seeds[rows], order, chunks=chunks)
             cached = contextlib.nullcontext() if cache is None or dry else caching(self, cache, scheduler)
-            walks = (causal or (rlg != 1 and self.family.rescales)) and not dry
+            walks = (causal or own_steps or (rlg != 1 and self.family.rescales)) and not dry
             mixed: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
             if rlg != 1 and not walks:
                 mixed = weighing(self, rlg, lambda scheduler=scheduler: scheduler.taken >= rlg_from)  # type: ignore[misc]
@@ -407,11 +412,19 @@ class DiffusersPolicy(Policy[Rollout]):
                 f"cache: the calls of {name} are not its pipeline's loop, which a cache needs; null works"
             )
 
-    def _check_guidance(self, guidance: float, guidance_2: float | None, call: dict[str, Any]) -> None:
+    def _check_own_steps(self, cached: bool) -> None:
+        """Refuse what only the pipeline's own loop makes, which has one scale of guidance."""
+        name = type(self.pipeline).__name__
+        if self.family.samples_sound:
+            raise ConfigError(f"guidance: {name} makes a sound along with the pictures by one scale; one number works")
+        if cached:
+            raise ConfigError(
+                f"cache: the call of {name} takes one scale of guidance, and a cache needs its loop; one number works"
+            )
+
+    def _check_guidance(self, guidance_2: float | None, call: dict[str, Any]) -> None:
         """Refuse what this pipeline has not, or a replay would not repeat."""
         name = type(self.pipeline).__name__
-        if guidance < 1:
-            raise ConfigError(f"guidance {guidance} is below 1; 1 samples without guidance")
         if guidance_2 is not None and len(self.networks) == 1:
             raise ConfigError(f"guidance_2 is of a second denoiser, and this {name} has one; leave it out")
         if call.get("guidance_rescale"):
@@ -423,14 +436,14 @@ class DiffusersPolicy(Policy[Rollout]):
         source: Source | None,
         seeds: Sequence[int],
         steps: int,
-        guidance: tuple[float, ...],
+        guidance: tuple[Scale, ...],
         scheduler: TransitionScheduler,
         call: dict[str, Any],
         dry: bool,
     ) -> Rollout:
         prompts = [prompt for prompt, _ in texts]
         weights = self.reference() if self.frozen else contextlib.nullcontext()
-        with weights, self.recorder(guidance[0], dry) as recorded:
+        with weights, self.recorder(largest(guidance[0]), dry) as recorded:
             output = self._call(texts, source, seeds, steps, guidance, scheduler, call)
         self.forwards += 0 if dry else sum(recorded.rows)
         extra = self.family.extra_input(recorded.first_input, scheduler.loop_shape)
@@ -438,6 +451,11 @@ class DiffusersPolicy(Policy[Rollout]):
         kept = functools.partial(family.kept, loop_shape=scheduler.loop_shape)
         noted = family.noted(self.pipeline)
         conditions = recorded.conditions(len(prompts), count, family.shared, kept, extra, noted)
+        if isinstance(guidance[0], tuple) and conditions.branches == 1:
+            raise ConfigError(
+                f"guidance: {type(self.pipeline).__name__} takes the scale as an input of its network, one for all "
+                "steps; one number works"
+            )
         assert scheduler.recorder is not None
         trajectory = scheduler.recorder.trajectory()
         rows = torch.arange(len(prompts), device=trajectory.latents.device)
@@ -463,7 +481,7 @@ class DiffusersPolicy(Policy[Rollout]):
         source: Source | None,
         seeds: Sequence[int],
         steps: int,
-        guidance: tuple[float, ...],
+        guidance: tuple[Scale, ...],
         scheduler: TransitionScheduler,
         call: dict[str, Any],
     ) -> Any:
@@ -476,20 +494,22 @@ class DiffusersPolicy(Policy[Rollout]):
         scheduler_before = self.pipeline.scheduler
         size = None if source is None else (call["width"], call["height"])
         prompts, negative = zip(*texts, strict=True)
-        embeds = self.encoder.arguments(prompts, negative, guidance[0], source, size)
+        embeds = self.encoder.arguments(prompts, negative, largest(guidance[0]), source, size)
         if source is not None:
             pictures = opened(source, size)
             call = self.family.sources(*pictures, len(texts), call)
         call = {self.family.renamed.get(name, name): value for name, value in call.items()}
         if len(guidance) == 2:
             call |= {"guidance_scale_2": guidance[1]}
+        scale = guidance[0]
+        by_step = self.family.arguments_by_step(scale) if isinstance(scale, tuple) else {}
         self.pipeline.scheduler = scheduler
         try:
             with self._autocast():
                 return self.family.call(
                     self.pipeline,
                     **embeds,
-                    **self.family.arguments(guidance[0]),
+                    **self.family.arguments(largest(scale)) | by_step,
                     num_inference_steps=steps,
                     # which some that make one sample do not take in a list
                     generator=generators(seeds)[0] if self.family.largest_batch == 1 else generators(seeds),
@@ -544,7 +564,7 @@ class DiffusersPolicy(Policy[Rollout]):
         conditions: Conditions | Ragged,
         samples: Tensor,
         steps: Tensor,
-        guidance: tuple[float, ...],
+        guidance: tuple[Scale, ...],
         prompts: Sequence[str] | None = None,
     ) -> Tensor:
         if isinstance(conditions, Ragged):
@@ -565,10 +585,12 @@ class DiffusersPolicy(Policy[Rollout]):
             if prompts is not None:
                 encode_again(self, calls, copies, prompts)
             outputs = [self._output(torch.cat([latents] * n), c) for n, c in zip(copies, calls, strict=True)]
+
+        def guided_by(scale: float) -> Tensor:
+            return self.family.unpack(self.family.velocity(outputs, copies, scale), x.shape[2:])
+
         with self._autocast():
-            guided, *second = (
-                self.family.unpack(self.family.velocity(outputs, copies, scale), x.shape[2:]) for scale in guidance
-            )
+            guided, *second = (guided_at(guided_by, scale, steps) for scale in guidance)
             if second:
                 first = conditions.expert(steps).to(self.device) == 0
                 guided = torch.where(first.view(sigma.shape), guided, *second)

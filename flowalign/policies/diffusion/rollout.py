@@ -13,6 +13,7 @@ from flowalign.data import Source
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion.conditions import Conditions, Ragged
 from flowalign.policies.diffusion.dense import Dense
+from flowalign.policies.diffusion.scales import Scale
 from flowalign.runs.show import Grid
 from rewards import Reward, as_reward, score
 from samplers import Rows, Trajectory
@@ -29,8 +30,8 @@ class Rollout(Rows):
     trajectory: Trajectory
     conditions: Conditions | Ragged
     prompts: list[str]
-    guidance: tuple[float, ...]
-    """classifier-free scale of each network, or one for all"""
+    guidance: tuple[Scale, ...]
+    """classifier-free scale of each network, or one for all; a scale may be one of each step"""
     kernel: Kernel
     sources: list[Source | None]
     first_frames: Tensor | None = None
@@ -124,7 +125,8 @@ class Rollout(Rows):
         length = len(trajectory.sigmas) - 1
         kept = [chunk * length + k for chunk in range(trajectory.chunks) for k in range(step + 1)]
         shorter = replace(trajectory, sigmas=ending(trajectory.sigmas, step + 1))
-        return replace(self, trajectory=shorter, conditions=conditions.of_steps(kept))
+        guidance = tuple(scale[: step + 1] if isinstance(scale, tuple) else scale for scale in self.guidance)
+        return replace(self, trajectory=shorter, conditions=conditions.of_steps(kept), guidance=guidance)
 
     def stored(self, allocate: Allocate) -> "Rollout":
         """The same with states, velocities and embeddings on the host."""

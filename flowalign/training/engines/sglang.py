@@ -93,6 +93,7 @@ class SGLangPictureSettings(ServerSettings):
             ),
             "rollout.sigmas: sglang walks the schedule of the model's scheduler; null works": rollout.sigmas
             is not None,
+            "rollout.guidance: sglang has one scale for all steps; one number works": isinstance(rollout.guidance, list),
             "rollout.order: sglang's steps are Euler's; 1 works": rollout.order != 1,
             "rollout.share_start_noise: sglang draws a sample's start and its steps from one generator; false works": (
                 rollout.share_start_noise
@@ -419,7 +420,7 @@ class SGLang:
         if self.settings.share_gpu and not self.open:
             self._sleep()
         rollout = self._rollout(part, drawn)
-        branches = 1 + self.policy.family.negative(self.config.rollout.guidance)
+        branches = 1 + self.policy.family.negative(self.config.rollout.largest_guidance)
         self.policy.forwards += len(drawn) * part.eta.shape[1] * branches
         if not self.settings.staleness:
             self._check(rollout, part)

@@ -231,6 +231,10 @@ class Family:
         """The scale w of negative + w * (positive - negative), 1 for no guidance, as the pipeline's call takes it."""
         return {"guidance_scale": guidance}
 
+    def arguments_by_step(self, scales: Sequence[float]) -> dict[str, Any]:
+        """The scale of each step, as the pipeline's call takes them; empty where it takes one for all."""
+        return {}
+
     def velocity(self, outputs: Sequence[Any], copies: Sequence[int], guidance: float) -> Tensor:
         """Velocity for the pipeline's scheduler, from the denoiser's outputs; here by concatenation.
 

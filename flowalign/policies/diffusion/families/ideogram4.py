@@ -73,6 +73,9 @@ class Ideogram4(Flux2Latents, TrueGuidance):
     def arguments(self, guidance: float) -> dict[str, Any]:
         return {"guidance_scale": guidance, "guidance_schedule": None}
 
+    def arguments_by_step(self, scales: Sequence[float]) -> dict[str, Any]:
+        return {"guidance_scale": None, "guidance_schedule": list(scales)}
+
     def call(self, pipeline: DiffusionPipeline, **arguments: Any) -> BaseOutput:
         # which asks the network without a prompt whatever the scale
         unasked = [pipeline.unconditional_transformer] if arguments["guidance_scale"] == 1 else []
