@@ -93,7 +93,9 @@ class SGLangPictureSettings(ServerSettings):
             ),
             "rollout.sigmas: sglang walks the schedule of the model's scheduler; null works": rollout.sigmas
             is not None,
-            "rollout.guidance: sglang has one scale for all steps; one number works": isinstance(rollout.guidance, list),
+            "rollout.guidance: sglang has one scale for all steps; one number works": isinstance(
+                rollout.guidance, list
+            ),
             "rollout.order: sglang's steps are Euler's; 1 works": rollout.order != 1,
             "rollout.share_start_noise: sglang draws a sample's start and its steps from one generator; false works": (
                 rollout.share_start_noise

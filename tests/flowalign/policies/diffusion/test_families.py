@@ -1,7 +1,9 @@
 """The table of models: what is registered is tested and documented."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import diffusers
 import pytest
@@ -11,12 +13,15 @@ from safetensors.torch import load_file
 
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
+from flowalign.evaluation.benchmarks.run import own_sampling
 from flowalign.planning.random_models import random_pipeline
 from flowalign.planning.tiny_pipelines import PIPELINES, Unguarded, build
-from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.families import Family, family_of
 from flowalign.registry import names, resolve
+from flowalign.training import Trainer
 from flowalign.training.building import build_policy
+from samplers import All, flow_sde
 from samplers.completion import complete, path
 from tests.flowalign.policies.diffusion import tried
 
@@ -266,3 +271,115 @@ def test_ideograms_other_network_guides_and_stays() -> None:
         patch.setattr(seen, "encode", lambda z: SimpleNamespace(latent_dist=SimpleNamespace(mode=lambda: z)))
         family = policy.family
         torch.testing.assert_close(family.latents(policy.pipeline, family.decode(policy.pipeline, latents)), latents)
+
+
+SCALES = [7.0, 3.0, 1.0]
+
+
+def sampled(name: str, guidance: float | list[float], **settings: Any) -> tuple[DiffusersPolicy, Rollout]:
+    tiny = PIPELINES[name]
+    policy = DiffusersPolicy(build(name), encode_options=tiny.encode)
+    call = {"steps": 3, "kernel": flow_sde, "eta": All().etas(3, 0.7, 0, 0), **tiny.call}
+    return policy, policy.sample(["a red circle", "two blue squares"], [4, 5], guidance=guidance, **call | settings)
+
+
+def test_ideograms_scales_of_each_step_are_its_pipelines() -> None:
+    tiny, own = PIPELINES["ideogram4"], [torch.Generator().manual_seed(seed) for seed in (4, 5)]
+    call = {"num_inference_steps": 3, "output_type": "pt", **tiny.call, **tiny.encode}
+    prompts = ["a red circle", "two blue squares"]
+    plain = build("ideogram4")(prompts, generator=own, guidance_schedule=SCALES, **call).images
+    policy, rollout = sampled("ideogram4", SCALES, eta=None)
+    torch.testing.assert_close(policy.decode_pixels(rollout.trajectory.final), plain, atol=1e-4, rtol=0)
+    # the network without a prompt is asked at every step, be its scale 1 or not
+    assert policy.forwards == 2 * 3 * 2 and rollout.conditions.branches == 2
+    one = policy.sample(prompts, [4, 5], guidance=7.0, steps=3, **tiny.call)
+    assert (rollout.trajectory.final - one.trajectory.final).abs().max() > 1e-2
+    alike = policy.sample(prompts, [4, 5], guidance=[7.0] * 3, steps=3, **tiny.call)
+    assert torch.equal(alike.trajectory.final, one.trajectory.final) and alike.guidance == (7.0,)
+    own_call = own_sampling(policy)
+    assert own_call.steps == 48 and own_call.guidance == [7.0] * 45 + [3.0] * 3
+
+
+# two copies in one call; of a norm that is no line in the scale; texts called apart; two networks; chunks of frames
+@pytest.mark.parametrize("name", ["ideogram4", "sd35", "qwen_image", "cogview4", "wan22_14b", "skyreels_v2_df"])
+def test_every_step_is_guided_by_its_own_scale(name: str) -> None:
+    policy, rollout = sampled(name, SCALES)
+    _, one = sampled(name, SCALES[0])
+    torch.testing.assert_close(rollout.trajectory.latents[:, 1], one.trajectory.latents[:, 1], atol=1e-4, rtol=0)
+    # a micro-batch of several steps, in no order
+    samples, steps = rollout.mask.nonzero().flip(0).unbind(1)
+    assert len(steps.unique()) > 1
+    scores = policy.score(rollout, samples, steps)
+    torch.testing.assert_close(scores.log_prob, rollout.log_prob[samples, steps], atol=1e-5, rtol=0)
+    velocities = policy.velocity(rollout, samples, steps)
+    apart = []
+    for scale in SCALES:
+        guided = policy.velocity(replace(rollout, guidance=(scale,)), samples, steps)
+        rows = torch.tensor(SCALES)[steps % 3] == scale
+        torch.testing.assert_close(velocities[rows], guided[rows], atol=0, rtol=0)
+        apart.append((velocities[~rows] - guided[~rows]).abs().max() > 1e-4)
+    assert all(apart)
+    # a schedule cut short keeps its scales
+    if name == "skyreels_v2_df":
+        assert rollout.until(1).guidance == ((7.0, 3.0),)
+
+
+@pytest.mark.parametrize(
+    ("name", "guidance", "settings", "says"),
+    [
+        ("flux", SCALES, {}, "FluxPipeline takes the scale as an input of its network, one for all steps; one number"),
+        ("ltx2", SCALES, {}, "LTX2Pipeline makes a sound along with the pictures by one scale; one number works"),
+        ("sd35", [3.0, 2.0], {}, "guidance: 2 scales for 3 steps; give one a step, or one for all"),
+        ("sd35", [3.0, 2.0, 0.5], {}, "guidance 0.5 is below 1"),
+        ("sd35", SCALES, {"cache": object}, "StableDiffusion3Pipeline takes one scale of guidance, and a cache needs"),
+    ],
+)
+def test_scales_that_cannot_be_of_each_step(
+    name: str, guidance: list[float], settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        sampled(name, guidance, **settings)
+
+
+def test_a_run_with_scales_of_each_step(tmp_path: Path) -> None:
+    tiny = PIPELINES["ideogram4"]
+    (tmp_path / "prompts.txt").write_text("two red circles\n")
+    config: dict[str, Any] = {
+        "model": {"path": "tiny_sd3", "lora": {"rank": 2, "alpha": 4}, "encode": tiny.encode},
+        "data": {"prompts": str(tmp_path / "prompts.txt")},
+        "rewards": [{"name": "jpeg_size"}],
+        "algorithm": {"name": "flow_grpo"},
+        "rollout": {"steps": 3, "eta": 0.7, "guidance": SCALES} | tiny.call,
+        "training": {
+            "iterations": 1,
+            "prompts_per_iteration": 1,
+            "group_size": 2,
+            "previews": 0,
+            "micro_batch_size": 3,
+        },
+        "output": str(tmp_path),
+    }
+
+    def train(**sections: dict[str, Any]) -> dict[str, Any]:
+        whole = (
+            config
+            | {"name": f"run-{len(list(tmp_path.iterdir()))}"}
+            | {name: config[name] | changed for name, changed in sections.items()}
+        )
+        policy = DiffusersPolicy(build("ideogram4"), encode_options=tiny.encode)
+        trainer = Trainer(whole, policy, progress=False)
+        trainer.train()
+        return trainer.metrics.read()[-1]
+
+    assert train()["policy/ratio"] == pytest.approx(1, abs=1e-4)
+    # clean samples are noised to levels of their own, which are no steps
+    with pytest.raises(ConfigError, match="algorithm.guidance: rollout.guidance has a scale for each step, .*e.g. 7$"):
+        train(algorithm={"name": "nft"}, training={"group_size": 2})
+    refused = [
+        ({"guidance": [7.0, 3.0]}, "rollout.guidance: 2 scales for rollout.steps=3; give one a step, or one number"),
+        ({"guidance": [7.0, 3.0, 0.5]}, "rollout.guidance: .*give a number from 1, which is none, or a list"),
+        ({"save_every": 1}, "rollout.save_every: a file cannot describe .* guidance has a scale for each step"),
+    ]
+    for rollout, says in refused:
+        with pytest.raises(ConfigError, match=says):
+            train(rollout=rollout)
