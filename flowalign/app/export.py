@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -29,6 +30,8 @@ from flowalign.runs.checkpoint import check_weights, order_metadata
 from rewards.hub import hub
 
 Kind = Literal["diffusers", "kohya", "comfyui"]
+MODEL_FILES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".md")
+"""Endings of the files that transformers and peft save."""
 ARCHITECTURES = {
     "StableDiffusionPipeline": "stable-diffusion-v1",
     "StableDiffusionInpaintPipeline": "stable-diffusion-v1",
@@ -53,12 +56,18 @@ def check_format(config: BaseConfig, kind: Kind) -> None:
 
 
 def write_lora(run: Path, config: Config, kind: Kind, folder: Path) -> list[Path]:
-    """Write a run's LoRA in a format, with a description of the run in the file's metadata.
+    """Write a run's LoRA in a format, a description of the run in the file's metadata, and what its writer learned.
 
     Returns:
-        paths of the files: one, or one for each of two networks.
+        paths of the files: one, or one for each of two networks, and the writer's folder.
+
+    Raises:
+        ConfigError: there is nothing to write, or the format has no form for the writer.
     """
     check_weights(run / "lora")
+    writers = sorted(child for child in (run / "lora").glob("*") if child.is_dir())
+    if writers and kind != "diffusers":
+        raise ConfigError(f"--format {kind}: it has no form for the writer in {writers[0]}; diffusers works")
     base = _base(config)
     saved = load_config(base)
     denoiser = family_of(saved["_class_name"]).denoiser
@@ -90,7 +99,24 @@ def write_lora(run: Path, config: Config, kind: Kind, folder: Path) -> list[Path
         written.append(path)
     if not written:
         raise ConfigError(f"{run} has exported no LoRA yet; a run that is saving its first checkpoint will")
+    for writer in writers:
+        copy_weights(writer, folder / writer.name)
+        written.append(folder / writer.name)
     return written
+
+
+def copy_weights(source: Path, folder: Path) -> None:
+    """Copy a folder of weights as it is.
+
+    Raises:
+        ConfigError: it has files that are neither weights nor settings of a model.
+    """
+    check_weights(source)
+    for file in sorted(source.rglob("*")):
+        # code and pickles would be published under the user's name
+        if file.is_file() and file.suffix not in MODEL_FILES:
+            raise ConfigError(f"{file} is neither weights nor settings of a model; move it away to export the rest")
+    shutil.copytree(source, folder, dirs_exist_ok=True)
 
 
 def _base(config: Config) -> str | Path:

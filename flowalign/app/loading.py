@@ -51,6 +51,12 @@ def load_for_sampling(
         policy = kind.from_pretrained(shipped(model), dtype, device, encode_options=ENCODE.get(model))
         sampling = Sampling()
     if weights is not None:
+        # as transformers and peft save one
+        settings = [file for name in ("config.json", "adapter_config.json") for file in Path(weights).glob(f"*/{name}")]
+        if settings:
+            raise ConfigError(
+                f"--lora: {weights} has a writer too ({settings[0].parent.name}); the run's folder takes both"
+            )
         with fitting_lora("--lora", weights):
             policy.load(weights)
     return policy, sampling

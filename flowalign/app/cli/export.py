@@ -1,6 +1,5 @@
 """`flowalign export`: trained weights as files for other programs, with a model card."""
 
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,8 +21,6 @@ from diffusers import DiffusionPipeline
 
 pipe = DiffusionPipeline.from_pretrained(".")
 ```"""
-MODEL_FILES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".md")
-"""Endings of the files that transformers and peft save."""
 OTHERS = {
     "kohya": "`{file}` has the names of kohya's sd-scripts, which web UIs and ComfyUI read too: put it into their "
     "folder of LoRAs.",
@@ -81,7 +78,7 @@ def _write(
     folder: Path,
 ) -> None:
     """Fill a folder with the weights and the card."""
-    from flowalign.app.export import write_lora
+    from flowalign.app.export import copy_weights, write_lora
     from flowalign.app.model_card import write_card
     from flowalign.config import Config
 
@@ -100,14 +97,7 @@ def _write(
         source = next((path for path in (run / "lora", run / "model") if path.is_dir()), None)
         if source is None:
             raise ConfigError(f"{run} has exported no weights yet; it does so at its end")
-        from flowalign.runs.checkpoint import check_weights
-
-        check_weights(source)
-        for file in sorted(source.rglob("*")):
-            # code and pickles would be published under the user's name
-            if file.is_file() and file.suffix not in MODEL_FILES:
-                raise ConfigError(f"{file} is neither weights nor settings of a model; move it away to export the rest")
-        shutil.copytree(source, folder, dirs_exist_ok=True)
+        copy_weights(source, folder)
         use, tags = f"The weights that were trained, over `{config.model.path}`.", tags if source.name == "lora" else []
     write_card(run, config, folder, use, tags, figures)
 

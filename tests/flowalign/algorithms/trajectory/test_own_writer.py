@@ -4,6 +4,7 @@ What is compared with: plain calls of the pipeline, and a forward pass of transf
 """
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 from transformers import GlmImageForConditionalGeneration
 
-from flowalign.app.loading import load_modules
+from flowalign.app.export import write_lora
+from flowalign.app.loading import load_for_sampling, load_modules
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
 from flowalign.planning.tiny_pipelines import PIPELINES, build
@@ -156,6 +158,17 @@ def test_both_networks_move_and_plain_diffusers_draws_the_same(lora: int | None,
     given = TINY.call | TINY.encode | {"num_inference_steps": 2, "guidance_scale": 1.0, "output_type": "pt"}
     picture = pipe(prompt, generator=torch.Generator().manual_seed(7), **given).images
     torch.testing.assert_close(policy.decode_pixels(after.trajectory.final), picture, atol=1e-4, rtol=0)
+
+    # an export has both, and a LoRA alone would leave one out
+    (tmp_path / "export").mkdir()
+    index = {"_class_name": type(pipe).__name__, **pipe.config}
+    with mock.patch("flowalign.app.export.load_config", lambda base: index):
+        files = write_lora(tmp_path / "run", run.config, "diffusers", tmp_path / "export")
+    assert [file.name for file in files] == ["pytorch_lora_weights.safetensors", "vision_language_encoder"]
+    exported = sorted((tmp_path / "export" / "vision_language_encoder").iterdir())
+    assert [file.read_bytes() for file in exported] == [file.read_bytes() for file in sorted(saved.iterdir())]
+    with pytest.raises(ConfigError, match="--lora: .* has a writer too .vision_language_encoder."):
+        load_for_sampling("tiny_sd3", folder, "float32")
 
     # what is loaded from the checkpoint, twice as a film does
     again = DiffusersPolicy(sharp(), encode_options=TINY.encode)
