@@ -95,7 +95,9 @@ class Composition(AroundSeveral, ABC):
             parts |= {f"{label}/{part}": values for part, values in each.parts.items()}
         weights = [each.weight for each in scores if each.weight is not None]
         weight = torch.stack(weights).prod(dim=0) if weights else None
-        value = self.combine(torch.stack([each.value for each in scores]), prompts, metadata)
+        # with a gradient, each value is where its reward computes
+        values = torch.stack([each.value.to(scores[0].value.device) for each in scores])
+        value = self.combine(values, prompts, metadata)
         replies = joined(dict(zip(self.labels, scores, strict=True)))
         lacking = [each.missing for each in scores if each.missing is not None]
         missing = torch.stack(lacking).all(0) if len(lacking) == len(scores) else None
