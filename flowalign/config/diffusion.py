@@ -158,34 +158,38 @@ class Config(BaseConfig):
                 "rollout.guidance_gradient: without guidance (rollout.guidance: 1) there is no unconditional branch; "
                 "leave it out"
             )
-        for where, sampling in (("rollout", self.rollout), ("evaluation", self.evaluation)):
-            if sampling.guidance == 1 and (sampling.negative_prompt or sampling.guidance_2):
-                raise ConfigError(
-                    f"{where}: negative_prompt and guidance_2 are of guidance, and {where}.guidance is 1, which is none"
-                )
-            if sampling.rlg_from and (sampling.rlg == 1 or sampling.rlg_from >= sampling.steps):
-                raise ConfigError(
-                    f"{where}.rlg_from: "
-                    + (
-                        "without rlg it does nothing; set rlg too"
-                        if sampling.rlg == 1
-                        else f"no step of {sampling.steps} is left for rlg; at most {sampling.steps - 1} works"
-                    )
-                )
-            if isinstance(sampling.guidance, list) and len(sampling.guidance) != sampling.steps:
-                raise ConfigError(
-                    f"{where}.guidance: {len(sampling.guidance)} scales for {where}.steps={sampling.steps}; give one a "
-                    "step, or one number for all"
-                )
-            if sampling.sigmas is not None and len(sampling.sigmas) != sampling.steps:
-                raise ConfigError(
-                    f"{where}.sigmas: {len(sampling.sigmas)} noise levels for {where}.steps={sampling.steps}; "
-                    "give one a step, without the final 0"
-                )
-            if sampling.sigmas is not None:
-                check_levels(sampling.sigmas, f"{where}.sigmas")
+        self._check_steps("rollout", self.rollout)
+        self._check_steps("evaluation", self.evaluation)
         if self.rollout.rlg != 1:
             raise ConfigError("rollout.rlg: a run learns from the samples of its own weights; evaluation.rlg works")
+
+    def _check_steps(self, where: str, sampling: Sampling) -> None:
+        """Refuse scales and noise levels that do not fit the steps, or would do nothing."""
+        if sampling.guidance == 1 and (sampling.negative_prompt or sampling.guidance_2):
+            raise ConfigError(
+                f"{where}: negative_prompt and guidance_2 are of guidance, and {where}.guidance is 1, which is none"
+            )
+        if sampling.rlg_from and (sampling.rlg == 1 or sampling.rlg_from >= sampling.steps):
+            raise ConfigError(
+                f"{where}.rlg_from: "
+                + (
+                    "without rlg it does nothing; set rlg too"
+                    if sampling.rlg == 1
+                    else f"no step of {sampling.steps} is left for rlg; at most {sampling.steps - 1} works"
+                )
+            )
+        if isinstance(sampling.guidance, list) and len(sampling.guidance) != sampling.steps:
+            raise ConfigError(
+                f"{where}.guidance: {len(sampling.guidance)} scales for {where}.steps={sampling.steps}; give one a "
+                "step, or one number for all"
+            )
+        if sampling.sigmas is not None and len(sampling.sigmas) != sampling.steps:
+            raise ConfigError(
+                f"{where}.sigmas: {len(sampling.sigmas)} noise levels for {where}.steps={sampling.steps}; "
+                "give one a step, without the final 0"
+            )
+        if sampling.sigmas is not None:
+            check_levels(sampling.sigmas, f"{where}.sigmas")
 
     def _check_lora(self) -> None:
         """Refuse what takes a LoRA where there is none, or a merged one on quantised weights."""

@@ -36,6 +36,7 @@ from flowalign.training.building import (
     build_accelerator,
     build_policy,
     build_sampler,
+    check_device,
     check_media,
     check_sound,
     check_trackers,
@@ -104,11 +105,7 @@ def assemble(
     workers = config.rollout.workers
     fleet = None if workers is None else Fleet(config, workers, accelerator.device, accelerator.num_processes)
     policy = policy or build_policy(config, accelerator.device)
-    if policy.device.type != accelerator.device.type:
-        raise ConfigError(
-            f"policy: it is on '{policy.device}', and this process trains on '{accelerator.device}'; "
-            f"from_pretrained(..., device='{accelerator.device}') works"
-        )
+    check_device(policy, accelerator.device)
     make_trainable(policy, config.model, algorithm.uses_reference or config.rollout.weights == "reference")
     sharding = distribute(policy, config, accelerator)
     processes = Processes(accelerator, config.model.context_parallel if isinstance(config, Config) else None)

@@ -154,6 +154,15 @@ def check_trackers(names: Sequence[str]) -> None:
             raise ConfigError(f"trackers: '{name}' is not installed; pip install {name}, or leave it out")
 
 
+def check_device(policy: Policy[Any], device: torch.device) -> None:
+    """Refuse a policy that is not where this process trains."""
+    if policy.device.type != device.type:
+        raise ConfigError(
+            f"policy: it is on '{policy.device}', and this process trains on '{device}'; "
+            f"from_pretrained(..., device='{device}') works"
+        )
+
+
 def check_media(reward: Reward, model: Network) -> None:
     """Refuse rewards of texts for a model that makes pictures, and the other way round."""
     writes = isinstance(model, TextModel) and model.draws is None

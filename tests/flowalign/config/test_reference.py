@@ -65,7 +65,7 @@ def test_the_schema_knows_sections_and_meanings() -> None:
     pictures, texts = made["anyOf"]
     assert "extends" in pictures["properties"] and "environment" in texts["properties"]
     sampling = pictures["$defs"]["RolloutSampling"]["properties"]
-    assert sampling["guidance"]["description"].startswith("1 samples without")
+    assert sampling["guidance"]["description"].startswith("Scale of classifier-free guidance, 1 samples without")
     rollout = pictures["properties"]["rollout"]
     # pydantic before 2.9 writes a reference with a default as the only one of several
     (reference,) = rollout.get("allOf", [rollout])
