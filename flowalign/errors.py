@@ -40,5 +40,7 @@ def hide(text: str) -> str:
 def nearest(word: str, choices: Iterable[str]) -> str:
     """'did you mean X?' when a choice is close, else the list of choices."""
     choices = sorted(choices)
-    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    # 'guidance_schedule' is nearer to 'guidance' than to 'guidance_2'
+    begun = [choice for choice in choices if len(choice) > 3 and word.startswith(choice)]
+    close = begun[-1:] or difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
     return f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(choices) or 'nothing'}"

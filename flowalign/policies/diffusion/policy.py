@@ -301,8 +301,8 @@ class DiffusersPolicy(Policy[Rollout]):
             metadata: names the pictures that a sample is made from (`Source`), brought to the call's height and width,
                 and a negative prompt of its own ('negative_prompt').
             rlg: weight w of what training changed, velocity = base + w * (tuned - base) (RLG, arXiv 2508.21016): 0 is
-                the base, 1 the tuned model, more goes beyond it. Other weights than 1 run the network twice. Or of
-                several LoRAs, by their paths, 'trained' the policy's own; each runs the network once more.
+                the base (a writer's too), 1 the tuned model, more goes beyond it. Other weights run the network twice.
+                Or of several LoRAs, by their paths, 'trained' the policy's own; each runs the network once more.
             rlg_from: the first step that rlg holds for, of each chunk.
             cache: makes a feature cache of diffusers, see `caching`; a replay differs from such a rollout.
             dry: do not run the network: every state is the start noise, and all else as in sampling.
@@ -332,7 +332,8 @@ class DiffusersPolicy(Policy[Rollout]):
         negative = [record.get("negative_prompt", negative_prompt) for record in metadata or [{}] * len(prompts)]
         written = None
         if self.writer is not None:
-            written = self.writer.write(prompts, seeds, noise_seeds, call, batch_size)
+            with self.writer.reference() if rlg == 0 else contextlib.nullcontext():
+                written = self.writer.write(prompts, seeds, noise_seeds, call, batch_size)
         texts = list(zip(prompts if written is None else written.texts, negative, strict=True))
         scales = (scale,) if guidance_2 is None else (scale, guidance_2)
         rollouts: list[Rollout] = []

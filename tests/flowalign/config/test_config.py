@@ -83,6 +83,7 @@ def test_overrides_reach_any_key_with_yaml_values() -> None:
         ("training.optimizer.learning_rat=1", "training.optimizer.learning_rat", "did you mean 'learning_rate'"),
         ("model.lora.rnk=3", "model.lora.rnk", "did you mean 'rank'"),
         ("rollout.gidance=3", "rollout.gidance", "did you mean 'guidance'"),
+        ("rollout.guidance_schedule=3", "rollout.guidance_schedule", "did you mean 'guidance'"),
         ("evaluation.pictures_per_prompt=3", "evaluation.pictures_per_prompt", "did you mean 'samples_per_prompt'"),
         ("evaluation.save_pictures=3", "evaluation.save_pictures", "did you mean 'save_samples'"),
         ("evaluation.zzz=3", "evaluation.zzz", "choose from"),

@@ -141,6 +141,8 @@ def test_both_networks_move_and_plain_diffusers_draws_the_same(lora: int | None,
     moved = {name for name, value in run.learner.parameters.items() if not torch.equal(value, start[name])}
     assert any(name.startswith("writer.") for name in moved) and any("lora" in name for name in moved)
     after = policy.sample([prompt], [7], **call)
+    if lora is not None:
+        assert torch.equal(policy.sample([prompt], [7], rlg=0, **call).trajectory.final, before)
     # tokens of earlier weights are not kept
     policy.writer = None
     assert torch.equal(policy.sample([prompt], [7], **call).trajectory.final, after.trajectory.final)
