@@ -63,11 +63,11 @@ def read(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Merge sections key by key; a section with a `name` replaces the other one as a whole."""
+    """Merge sections key by key; an empty section, or one with a `name`, replaces the other one as a whole."""
     merged = dict(base)
     for key, value in over.items():
         both = isinstance(value, dict) and isinstance(base.get(key), dict)
-        merged[key] = merge(base[key], value) if both and "name" not in value else value
+        merged[key] = merge(base[key], value) if both and value and "name" not in value else value
     return merged
 
 

@@ -224,6 +224,14 @@ def test_a_run_has_the_same_name_however_its_file_is_named(tmp_path: Path, monke
         assert load(path).name == "project-mine-seed0"
 
 
+def test_an_empty_section_empties_that_of_the_file_it_extends(tmp_path: Path) -> None:
+    assert load(RECIPE).data.where == {"category": ["counting"]}
+    (tmp_path / "own.yaml").write_text("extends: tiny_sd3/demo\ndata: {where: {}}\nevaluation: {steps: 7}\n")
+    own = load(tmp_path / "own.yaml")
+    assert own.data.where == {} and own.data.prompts == "shapes_train"
+    assert own.evaluation.where == {"category": ["counting"]} and own.evaluation.steps == 7
+
+
 def test_a_configuration_of_ones_own_extends_a_shipped_recipe_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("extends: tiny_sd3/nft\nrollout: {batch_size: 3}\n")
     config = load(tmp_path / "mine.yaml")
