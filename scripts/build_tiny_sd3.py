@@ -31,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from diffusers import (
     AutoencoderKL,
+    DiffusionPipeline,
     FlowMatchEulerDiscreteScheduler,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
@@ -113,17 +114,14 @@ def build(
     )
 
 
-def write(
-    pipe: StableDiffusion3Pipeline, out: Path, measured: Callable[[Path], dict], card: Callable[[dict], str]
-) -> None:
+def write(pipe: DiffusionPipeline, out: Path, measured: Callable[[Path], dict], card: Callable[[dict], str]) -> None:
     """Save a pipeline in float16 with its quality.json and README.md, and put the folder in the place of `out`."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as folder:
         new, old = Path(folder, "new"), Path(folder, "old")
         pipe.to(dtype=torch.float16).save_pretrained(new)
-        for encoder in ("text_encoder", "text_encoder_2"):
+        for path in new.glob("text_encoder*/config.json"):
             # transformers loads in the dtype written here, diffusers in float32: a plain from_pretrained would mix them
-            path = new / encoder / "config.json"
             path.write_text(path.read_text().replace('"dtype": "float16"', '"dtype": "float32"'))
         quality = measured(new)
         (new / "quality.json").write_text(json.dumps(quality, indent=2) + "\n")

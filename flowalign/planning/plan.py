@@ -335,7 +335,7 @@ def _replay(policy: DiffusersPolicy, rollout: Rollout, samples: Tensor, steps: T
     policy.score(rollout, samples, steps).log_prob.sum().backward()
 
 
-RULES = frozenset({"image_statistic", "jpeg_size", "ocr", "relations", "remote", "shapes", "spelling"})
+RULES = frozenset({"image_statistic", "jpeg_size", "moving_shapes", "ocr", "relations", "remote", "shapes", "spelling"})
 """Rewards that ask no network on the GPU."""
 
 
