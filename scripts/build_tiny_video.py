@@ -135,6 +135,8 @@ def new_pipeline() -> SkyReelsV2DiffusionForcingPipeline:
         scale_factor_temporal=2,
         scale_factor_spatial=2,
     )
+    # latents start almost without noise, beside which the decoder would not see them
+    nn.init.constant_(vae.quant_conv.bias[4:], -6.0)
     transformer = SkyReelsV2Transformer3DModel(
         num_attention_heads=4,
         attention_head_dim=24,
@@ -268,7 +270,7 @@ def chunk_levels(batch: int, in_chunks: bool, generator: torch.Generator) -> Ten
 
 
 def write_prompts(folder: Path) -> None:
-    """Write moving_shapes_train.jsonl and moving_shapes_heldout.jsonl: {"prompt": ..., "category": direction} a line."""
+    """Write moving_shapes_train.jsonl and moving_shapes_heldout.jsonl, a prompt and its direction a line."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, movements in {"train": train_movements(), "heldout": heldout_movements()}.items():
         lines = [json.dumps({"prompt": each.prompt, "category": each.direction}) + "\n" for each in movements]

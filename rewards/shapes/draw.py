@@ -46,12 +46,12 @@ def draw(request: Request, rng: np.random.Generator) -> NDArray[np.uint8]:
     for thing, (top, left, side) in zip(request.things, _layout(request, rng), strict=True):
         colour = np.array(PALETTE[thing.colour]) + rng.integers(-8, 9, size=3)
         patch = picture[top : top + side, left : left + side]
-        patch += _coverage(thing.shape, side) * (colour - patch)
+        patch += coverage(thing.shape, side) * (colour - patch)
     return picture.clip(0, 255).round().astype(np.uint8)
 
 
 @cache
-def _coverage(shape: str, side: int) -> NDArray[np.float64]:
+def coverage(shape: str, side: int) -> NDArray[np.float64]:
     """The covered share of each pixel of a shape, [side, side, 1]."""
     fine = (np.arange(side * _SUBSAMPLES) + 0.5) / (side * _SUBSAMPLES) * 2 - 1
     hits = inside(shape, fine[:, None], fine[None, :])

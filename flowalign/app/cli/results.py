@@ -67,7 +67,9 @@ def print_ending(trainer: "Trainer", warnings: Sequence[str] = ()) -> None:
         print(f"lora: {result.lora}")
     if result.lora is not None and config.model.kind == "pictures":
         lines = in_plain_diffusers(config.model.path, str(result.lora))
-        print("in plain diffusers:", *lines, f"pipe({trainer.prompts.texts[0]!r})", sep="\n  ")
+        size = {side: getattr(config.evaluation, side, None) for side in ("height", "width", "num_frames")}
+        given = [f"{side}={length}" for side, length in size.items() if length is not None]
+        print("in plain diffusers:", *lines, f"pipe({', '.join([repr(trainer.prompts.texts[0]), *given])})", sep="\n  ")
     run, prompt = shlex.quote(str(result.folder)), shlex.quote(trainer.prompts.texts[0])
     trust = " --trust" if names_own_code(config.model_dump(exclude={"name"})) else ""
     commands = [f"gallery {run} --serve", f"sample {run} {prompt} --count 4{trust}"]
@@ -100,8 +102,10 @@ def in_plain_diffusers(model: str, lora: str, file: str | None = None) -> list[s
     imports = ["from diffusers import DiffusionPipeline"]
     if Path(shipped(model)).is_relative_to(ASSETS):
         imports.append("from flowalign.data import ASSETS")
-        # a Stable Diffusion 3 without T5
-        source = f'ASSETS / "{name}", text_encoder_3=None, tokenizer_3=None'
+        source = f'ASSETS / "{name}"'
+        if "text_encoder_3" in Path(shipped(model), "model_index.json").read_text():
+            # a Stable Diffusion 3 without T5
+            source += ", text_encoder_3=None, tokenizer_3=None"
     else:
         source = f'"{name}"' + ("" if revision is None else f', revision="{revision}"')
     named = "" if file is None else f', weight_name="{file}"'
