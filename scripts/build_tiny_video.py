@@ -183,7 +183,7 @@ def to_pixels(clips: Tensor) -> Tensor:
 def train_vae(vae: AutoencoderKLWan, clips: Tensor, steps: int, batch: int) -> None:
     """Train by reconstruction and a light KL term, then set the latents' means and deviations."""
     vae.train()
-    optimizer, schedule = new_optimizer(vae.parameters(), steps, peak=2e-3)
+    optimizer, schedule = new_optimizer(vae.parameters(), steps, peak=4e-3)
     decoded: list[Tensor] = []
     # what the decoder says; the VAE's own output is clamped, which stops the gradient
     hook = vae.decoder.register_forward_hook(lambda module, inputs, output: decoded.append(output))

@@ -53,6 +53,7 @@ def test_every_recipe_of_a_large_model_says_what_it_needs(path: Path) -> None:
         "tiny_emu3",
         "tiny_lm",
         "tiny_sd3",
+        "tiny_video",
         "tiny_vlm",
     ) or "extends" in yaml.safe_load(path.read_text()):
         pytest.skip("of a tiny model, or as the recipe that it extends")
