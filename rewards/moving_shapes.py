@@ -22,7 +22,7 @@ from rewards.shapes.grammar import SHAPES, Thing
 FRAMES, SIZE = 7, 16
 COLOURS = ("red", "yellow", "green", "blue")
 DIRECTIONS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}
-"""Of each word the direction down and across."""
+"""Each word and its direction, down and across."""
 SIDES = (7, 8)
 PATH = 3.0
 """pixels between the first and the last frame that count as moving; drawings go six"""
