@@ -22,7 +22,6 @@ import torch
 import torch.nn.functional as F
 from build_tiny_sd3 import (
     CAPTION_DROPOUT,
-    EMA_DECAY,
     logit_normal,
     new_optimizer,
     new_tokenizer,
@@ -225,7 +224,8 @@ def train_transformer(
     the second given the first; in half of their clips the first is clean, as it is in sampling, and teaches nothing.
     """
     model = nn.ModuleList([pipe.transformer, pipe.text_encoder]).train()
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(EMA_DECAY))
+    # over about a tenth of the training
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(1 - min(1.0, 10 / steps)))
     optimizer, schedule = new_optimizer(model.parameters(), steps, peak=2e-3)
     generator, device = torch.Generator().manual_seed(torch.initial_seed()), latents.device
     texts = pipe.tokenizer(
