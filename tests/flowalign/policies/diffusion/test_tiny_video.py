@@ -10,6 +10,7 @@ import pytest
 import torch
 from diffusers import SkyReelsV2DiffusionForcingPipeline
 
+from flowalign.app.cli.results import in_plain_diffusers
 from flowalign.app.loading import load_for_sampling
 from flowalign.policies.diffusion import DiffusersPolicy
 from rewards import score
@@ -49,6 +50,11 @@ def test_there_is_something_to_improve_and_the_vae_is_not_in_the_way() -> None:
     assert QUALITY["vae"]["strict"] >= 0.95
     assert 0.1 <= QUALITY["samples"]["4 steps, in chunks"]["heldout"]["strict"] <= 0.6
     assert sum(file.stat().st_size for file in TINY.rglob("*") if file.is_file()) <= 3e6
+
+
+def test_the_lines_for_plain_diffusers_name_no_encoder_that_it_has_not() -> None:
+    lines = in_plain_diffusers("tiny_video", "runs/run/lora")
+    assert 'pipe = DiffusionPipeline.from_pretrained(ASSETS / "tiny_video")' in lines
 
 
 def test_the_script_writes_a_pipeline_and_its_prompts(script: ModuleType, tmp_path: Path, monkeypatch) -> None:
