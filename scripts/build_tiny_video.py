@@ -87,7 +87,9 @@ def main() -> None:
     train_transformer(pipe, latents, prompts.to(given.device), given.steps, given.batch)
 
     write_prompts(given.prompts_out)
-    options = f"--seed {given.seed} --vae-steps {given.vae_steps} --steps {given.steps} --device {given.device}"
+    names = ("seed", "device", "pool", "vae", "vae_steps", "vae_batch", "steps", "batch")
+    chosen = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())
     write(
         pipe,
         given.out,
