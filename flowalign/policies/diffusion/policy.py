@@ -332,6 +332,11 @@ class DiffusersPolicy(Policy[Rollout]):
         negative = [record.get("negative_prompt", negative_prompt) for record in metadata or [{}] * len(prompts)]
         written = None
         if self.writer is not None:
+            if rlg == 0 and not self.writer.lora:
+                raise ConfigError(
+                    f"rlg 0 is the base, and the weights that its {self.writer.component} began with were not kept; "
+                    "1 works, and so does a LoRA of it (algorithm.writer.lora)"
+                )
             with self.writer.reference() if rlg == 0 else contextlib.nullcontext():
                 written = self.writer.write(prompts, seeds, noise_seeds, call, batch_size)
         texts = list(zip(prompts if written is None else written.texts, negative, strict=True))

@@ -1,6 +1,7 @@
 """What is written before a picture is drawn: words for its text encoders, or the picture's own tokens."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +28,8 @@ class AnyWriter(Protocol):
 
     component: str
     """Name of its folder beside the generator's weights."""
+    lora: bool
+    """An adapter is trained, so that the start weights are there."""
 
     def write(
         self,
@@ -44,6 +47,9 @@ class AnyWriter(Protocol):
             call: arguments of the pipeline's call, such as height and width.
             batch_size: samples a network call, which does not change what is written.
         """
+
+    def reference(self) -> AbstractContextManager[None]:
+        """Within it the start weights write."""
 
     def save(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
         """Write what transformers loads."""

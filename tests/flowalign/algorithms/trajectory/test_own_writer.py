@@ -143,6 +143,9 @@ def test_both_networks_move_and_plain_diffusers_draws_the_same(lora: int | None,
     after = policy.sample([prompt], [7], **call)
     if lora is not None:
         assert torch.equal(policy.sample([prompt], [7], rlg=0, **call).trajectory.final, before)
+    else:
+        with pytest.raises(ConfigError, match="rlg 0 is the base, and the weights that its vision_language_encoder"):
+            policy.sample([prompt], [7], rlg=0, **call)
     # tokens of earlier weights are not kept
     policy.writer = None
     assert torch.equal(policy.sample([prompt], [7], **call).trajectory.final, after.trajectory.final)
