@@ -103,7 +103,7 @@ def in_plain_diffusers(model: str, lora: str, file: str | None = None) -> list[s
     if Path(shipped(model)).is_relative_to(ASSETS):
         imports.append("from flowalign.data import ASSETS")
         source = f'ASSETS / "{name}"'
-        if "text_encoder_3" in Path(shipped(model), "model_index.json").read_text():
+        if "text_encoder_3" in Path(shipped(model), "model_index.json").read_text(encoding="utf-8"):
             # a Stable Diffusion 3 without T5
             source += ", text_encoder_3=None, tokenizer_3=None"
     else:
