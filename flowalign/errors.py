@@ -40,7 +40,8 @@ def hide(text: str) -> str:
 def nearest(word: str, choices: Iterable[str]) -> str:
     """'did you mean X?' when a choice is close, else the list of choices."""
     choices = sorted(choices)
-    # 'guidance_schedule' is nearer to 'guidance' than to 'guidance_2'
-    begun = [choice for choice in choices if word.startswith(f"{choice}_")]
-    close = begun[-1:] or difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    # a misspelt word; else 'guidance_schedule' is nearer to 'guidance' than to 'guidance_2'
+    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.8)
+    close = close or [choice for choice in choices if word.startswith(f"{choice}_")][-1:]
+    close = close or difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
     return f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(choices) or 'nothing'}"

@@ -1,5 +1,6 @@
 """Messages of `flowalign train` at its beginning and end, and tables of scores."""
 
+import inspect
 import logging
 import shlex
 from collections.abc import Mapping, Sequence
@@ -52,6 +53,8 @@ class Warnings(logging.Handler):
 
 def print_ending(trainer: "Trainer", warnings: Sequence[str] = ()) -> None:
     """Print the held-out scores before and after, the warnings, where the result is, and the next commands."""
+    from flowalign.policies.diffusion import DiffusersPolicy
+
     config = trainer.config
     gain = trainer.evaluator.gain()
     if gain is not None:
@@ -65,10 +68,15 @@ def print_ending(trainer: "Trainer", warnings: Sequence[str] = ()) -> None:
     print(f"run folder: {result.folder}")
     if result.lora is not None:
         print(f"lora: {result.lora}")
-    if result.lora is not None and config.model.kind == "pictures":
+    if result.lora is not None and isinstance(trainer.policy, DiffusersPolicy):
         lines = in_plain_diffusers(config.model.path, str(result.lora))
-        size = {side: getattr(config.evaluation, side, None) for side in ("height", "width", "num_frames")}
-        given = [f"{side}={length}" for side, length in size.items() if length is not None]
+        sizes = {side: getattr(config.evaluation, side, None) for side in ("height", "width", "num_frames")}
+        known = inspect.signature(type(trainer.policy.pipeline).__call__).parameters
+        given = [
+            f"{name}={value!r}"
+            for name, value in {**sizes, **trainer.policy.encoder.options}.items()
+            if value is not None and name in known
+        ]
         print("in plain diffusers:", *lines, f"pipe({', '.join([repr(trainer.prompts.texts[0]), *given])})", sep="\n  ")
     run, prompt = shlex.quote(str(result.folder)), shlex.quote(trainer.prompts.texts[0])
     trust = " --trust" if names_own_code(config.model_dump(exclude={"name"})) else ""

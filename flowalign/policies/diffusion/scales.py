@@ -8,7 +8,7 @@ from torch import Tensor
 from flowalign.errors import ConfigError
 
 Scale = float | tuple[float, ...]
-"""The scale of all steps, or [T] those of each."""
+"""One scale for all steps, or T scales, one for each step."""
 
 
 def scale_of(guidance: float | Sequence[float], steps: int) -> Scale:
@@ -31,7 +31,7 @@ def largest(scale: float | Sequence[float]) -> float:
 
 
 def guided_at(velocity: Callable[[float], Tensor], scale: Scale, steps: Tensor) -> Tensor:
-    """[N, ...] velocities guided by the scale, or by those of their steps.
+    """[N, ...] velocities, each guided by the scale of its step.
 
     Each scale is a number here, so that the arithmetic is that of one scale for all.
 

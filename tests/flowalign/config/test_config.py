@@ -134,6 +134,7 @@ def test_a_wrong_value_names_its_key(override: str, key: str) -> None:
     ("override", "hint"),
     [
         ("algorithm.name=flow_grop", "did you mean 'flow_grpo'"),
+        ("algorithm.name=flow_grpo_fst", "did you mean 'flow_grpo_fast'"),
         ("rewards=[{name: shaps}]", "did you mean 'shapes'"),
         ("rollout.kernel=flow_sd", "did you mean 'flow_sde'"),
         ("rollout.plan.name=windw", "did you mean 'window'"),

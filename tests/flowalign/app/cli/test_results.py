@@ -46,6 +46,8 @@ def test_the_ending_shows_reward_and_panel_in_80_columns_and_what_was_warned_of(
     assert all(row.count("±") == 3 and row[-1][0].isdigit() for row in rows)
     assert "more scores in evaluations.jsonl, such as global" in text
     assert "warning" in text and "taught nothing" in heard.messages[-1]
+    # as it was trained, without the tokens that would stand for a missing text encoder
+    assert ", max_sequence_length=0)" in text
 
 
 def test_own_code_is_noticed_in_any_section() -> None:
