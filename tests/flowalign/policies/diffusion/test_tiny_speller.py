@@ -1,6 +1,6 @@
 """The second shipped pipeline: it loads as any SD3 does, writes as well as it says, and no held-out word was seen."""
 
-import importlib.util
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -20,12 +20,7 @@ SPELLER = ROOT / "flowalign" / "data" / "assets" / "tiny_speller"
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    spec = importlib.util.spec_from_file_location("build_tiny_speller", ROOT / "scripts" / "build_tiny_speller.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "build_tiny_speller", module)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("build_tiny_speller")
 
 
 def test_it_writes_words_that_it_never_saw() -> None:

@@ -1,6 +1,6 @@
 """The shipped pipeline of videos: it loads as any SkyReels-V2 does, and makes of its world what its JSON says."""
 
-import importlib.util
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -24,12 +24,7 @@ QUALITY = json.loads((TINY / "quality.json").read_text())
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    spec = importlib.util.spec_from_file_location("build_tiny_video", ROOT / "scripts" / "build_tiny_video.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "build_tiny_video", module)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("build_tiny_video")
 
 
 def test_it_makes_videos_in_chunks_as_well_as_it_says() -> None:
