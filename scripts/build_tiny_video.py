@@ -39,7 +39,7 @@ from diffusers import (
 from PIL import Image
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from transformers import UMT5Config, UMT5EncoderModel
+from transformers import BatchEncoding, UMT5Config, UMT5EncoderModel
 
 from rewards.moving_shapes import (
     FRAMES,
@@ -239,27 +239,37 @@ def train_transformer(
     for step in progress("transformer", steps):
         chosen = torch.randint(len(latents), (batch,), device=device)
         captions = torch.where(torch.rand(batch, device=device) < CAPTION_DROPOUT, 0, prompts[chosen] + 1)
-        # as `encode_prompt` does, of each prompt once
-        embeds = pipe.text_encoder(**texts).last_hidden_state * texts.attention_mask[..., None]
+        # of each prompt once
+        embeds = embedded(pipe, texts)[captions]
         in_chunks = step.index % 2 == 1
         levels = chunk_levels(batch, in_chunks, generator).repeat_interleave(CHUNK, 1).to(device)
-        clean = latents[chosen]
-        noise, sigma = torch.randn_like(clean), levels[:, None, :, None, None]
-        pipe.transformer._set_ar_attention(CHUNK if in_chunks else 1)
-        velocity = pipe.transformer(
-            hidden_states=(1 - sigma) * clean + sigma * noise,
-            timestep=1000 * levels,
-            encoder_hidden_states=embeds[captions],
-            enable_diffusion_forcing=True,
-        ).sample
-        error = (velocity - (noise - clean)).square().mean((1, 3, 4))
-        loss = error[levels > 0].mean()
+        loss = velocity_error(pipe, latents[chosen], levels, embeds, in_chunks)[levels > 0].mean()
         update(loss, model.parameters(), optimizer, schedule)
         average.update_parameters(model)
         step.report(f"loss {loss.item():.3f}")
     model.load_state_dict(average.module.state_dict())
     model.eval()
     pipe.transformer._set_ar_attention(1)
+
+
+def embedded(pipe: SkyReelsV2DiffusionForcingPipeline, texts: BatchEncoding) -> Tensor:
+    """The embeddings [N, TOKENS, WIDTH] of tokenized texts, as `encode_prompt` makes them."""
+    return pipe.text_encoder(**texts).last_hidden_state * texts.attention_mask[..., None]
+
+
+def velocity_error(
+    pipe: SkyReelsV2DiffusionForcingPipeline, clean: Tensor, levels: Tensor, embeds: Tensor, in_chunks: bool
+) -> Tensor:
+    """Squared error [B, 4] of the velocity of each frame of latents, which has a noise level [B, 4] of its own."""
+    noise, sigma = torch.randn_like(clean), levels[:, None, :, None, None]
+    pipe.transformer._set_ar_attention(CHUNK if in_chunks else 1)
+    velocity = pipe.transformer(
+        hidden_states=(1 - sigma) * clean + sigma * noise,
+        timestep=1000 * levels,
+        encoder_hidden_states=embeds,
+        enable_diffusion_forcing=True,
+    ).sample
+    return (velocity - (noise - clean)).square().mean((1, 3, 4))
 
 
 def chunk_levels(batch: int, in_chunks: bool, generator: torch.Generator) -> Tensor:

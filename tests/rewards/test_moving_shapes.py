@@ -78,12 +78,19 @@ def test_each_requirement_counts_for_itself() -> None:
     assert shares([*frames[:3], Image.fromarray(crowded), *frames[4:]]) == (6 / 7, 6 / 7, 4 / 6, False)
 
 
-def test_a_movement_in_between_is_in_no_direction() -> None:
+@pytest.mark.parametrize(
+    ("down", "across", "way"), [(0, -1, "left"), (0, 1, "right"), (-1, 0, "up"), (1, 0, "down"), (1, 1, None)]
+)
+def test_a_square_drawn_by_hand_moves_where_one_sees_it_move(down: int, across: int, way: str | None) -> None:
     frames = np.full((FRAMES, SIZE, SIZE, 3), BACKGROUND, dtype=np.uint8)
     for i in range(FRAMES):
-        frames[i, i : i + 8, i : i + 8] = (40, 90, 220)
+        # rows go down, columns to the right
+        top, left = (6 * (step < 0) + step * i for step in (down, across))
+        frames[i, top : top + 8, left : left + 8] = (40, 90, 220)
     video = [Image.fromarray(frame) for frame in frames]
-    assert [check(video, f"a blue square moving {way}").direction for way in DIRECTIONS] == [0, 0, 0, 0]
+    seen = {word: check(video, f"a blue square moving {word}").direction for word in DIRECTIONS}
+    # in between is in no direction
+    assert seen == {word: float(word == way) for word in ("left", "right", "up", "down")}
 
 
 def test_the_reward_is_half_strict_and_half_soft() -> None:

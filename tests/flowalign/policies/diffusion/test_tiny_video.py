@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from diffusers import SkyReelsV2DiffusionForcingPipeline
@@ -14,7 +15,7 @@ from flowalign.app.cli.results import in_plain_diffusers
 from flowalign.app.loading import load_for_sampling
 from flowalign.policies.diffusion import DiffusersPolicy
 from rewards import score
-from rewards.moving_shapes import MovingShapesReward, heldout_movements
+from rewards.moving_shapes import MovingShapesReward, heldout_movements, train_movements
 
 ROOT = Path(__file__).parents[4]
 TINY = ROOT / "flowalign" / "data" / "assets" / "tiny_video"
@@ -50,6 +51,26 @@ def test_there_is_something_to_improve_and_the_vae_is_not_in_the_way() -> None:
 def test_the_lines_for_plain_diffusers_name_no_encoder_that_it_has_not() -> None:
     lines = in_plain_diffusers("tiny_video", "runs/run/lora")
     assert 'pipe = DiffusionPipeline.from_pretrained(ASSETS / "tiny_video")' in lines
+
+
+@torch.no_grad()
+def test_the_shipped_model_solves_what_the_script_trains(script: ModuleType) -> None:
+    """The velocity's sign and the latents' scale are those that the pipeline samples by."""
+    pipe = SkyReelsV2DiffusionForcingPipeline.from_pretrained(TINY, dtype=torch.float32)
+    clips, prompts = script.pool(32, np.random.default_rng(1))
+    texts = [train_movements()[i].prompt for i in prompts]
+    tokens = pipe.tokenizer(texts, padding="max_length", max_length=script.TOKENS, return_tensors="pt")
+    embeds = script.embedded(pipe, tokens)
+    own, _ = pipe.encode_prompt(texts, do_classifier_free_guidance=False, max_sequence_length=script.TOKENS)
+    torch.testing.assert_close(embeds, own, atol=1e-5, rtol=0)
+    clean, levels = script.encoded(pipe.vae, clips), torch.full((32, 4), 0.7)
+    torch.testing.assert_close(clean.std(), torch.ones(()), atol=0.2, rtol=0)
+    # the variance of noise less clean latents is 2
+    for in_chunks in (False, True):
+        assert script.velocity_error(pipe, clean, levels, embeds, in_chunks).mean() < 0.3
+    # frames of another chunk are seen without noise
+    levels[:, : script.CHUNK] = 0
+    assert script.velocity_error(pipe, clean, levels, embeds, True)[:, script.CHUNK :].mean() < 0.3
 
 
 def test_the_script_writes_a_pipeline_and_its_prompts(script: ModuleType, tmp_path: Path, monkeypatch) -> None:
