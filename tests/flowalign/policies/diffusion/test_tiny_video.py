@@ -68,6 +68,15 @@ def test_the_shipped_model_solves_what_the_script_trains(script: ModuleType) -> 
     # the variance of noise less clean latents is 2
     for in_chunks in (False, True):
         assert script.velocity_error(pipe, clean, levels, embeds, in_chunks).mean() < 0.3
+    # in chunks the first one does not see the second
+    other = clean.clone()
+    other[:, :, script.CHUNK :] = 0
+    for in_chunks in (False, True):
+        errors = []
+        for latents in (clean, other):
+            torch.manual_seed(2)
+            errors.append(script.velocity_error(pipe, latents, levels, embeds, in_chunks)[:, : script.CHUNK])
+        assert torch.allclose(*errors, atol=1e-5) == in_chunks
     # frames of another chunk are seen without noise
     levels[:, : script.CHUNK] = 0
     assert script.velocity_error(pipe, clean, levels, embeds, True)[:, script.CHUNK :].mean() < 0.3
