@@ -1,6 +1,7 @@
 """Make the embedded world: a tiny but real StableDiffusion3Pipeline, trained from nothing on drawn shapes.
 
     python scripts/build_tiny_sd3.py --out flowalign/data/assets/tiny_sd3
+    python scripts/build_tiny_sd3.py --out flowalign/data/assets/tiny_sd3_64 --pixels 64 --device cuda --batch 1024
 
 Draws pictures of the prompts of `rewards.shapes`, trains the VAE on them, then the transformer and both
 text encoders together by flow matching, and writes the pipeline in diffusers' folder layout (float16
@@ -53,11 +54,14 @@ from rewards.shapes import (
     sample_requests,
     train_requests,
 )
+from rewards.shapes.draw import SIZE
 
 MAX_TOKENS = 16  # the longest prompt of the grammar has 10, start and end included
 WIDTH = 64  # of each text encoder
 CATEGORY_WEIGHTS = {"single": 0.1, "counting": 0.25, "two_objects": 0.25, "position": 0.4}
 CAPTION_DROPOUT = 0.1
+SIZES: dict[int, dict] = {32: {}, 64: {"vae_channels": (16, 32, 48, 64), "latent_channels": 8}}
+"""Arguments of `new_pipeline` by a picture's side in pixels."""
 EMA_DECAY = 0.999
 
 
@@ -74,8 +78,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=root / "tiny_sd3", help="folder of the pipeline; replaced whole")
     parser.add_argument("--prompts-out", type=Path, default=root / "prompts", help="folder of the two prompt lists")
     parser.add_argument("--seed", type=int, default=0, help="of weights, pictures, noise and evaluation")
-    parser.add_argument("--vae-steps", type=int, default=1600, help="training steps of the VAE, 16 pictures each")
-    parser.add_argument("--steps", type=int, default=5000, help="training steps of the transformer, 64 pictures each")
+    parser.add_argument("--pixels", type=int, default=32, choices=(32, 64), help="side of a picture")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument(
+        "--start", type=Path, help="folder of an earlier build: its VAE is kept, and its transformer trained further"
+    )
+    parser.add_argument("--vae-steps", type=int, default=1600, help="training steps of the VAE")
+    parser.add_argument("--vae-batch", type=int, default=16, help="pictures of a step of the VAE")
+    parser.add_argument("--steps", type=int, default=5000, help="training steps of the transformer")
+    parser.add_argument("--batch", type=int, default=64, help="pictures of a step of the transformer")
+    parser.add_argument("--rate", type=float, default=1e-3, help="highest learning rate of the transformer")
     parser.add_argument("--bank", type=int, default=40_000, help="pictures drawn and encoded to train on")
     parser.add_argument(
         "--eval-images", type=int, default=8, help="pictures per held-out prompt and setting, at the end"
@@ -93,24 +105,46 @@ def build(
     bank: int,
     eval_images: int,
     threads: int,
+    pixels: int = 32,
+    device: str = "cpu",
+    vae_batch: int = 16,
+    batch: int = 64,
+    rate: float = 1e-3,
+    start: Path | None = None,
 ) -> None:
     """Train everything, measure it and write `out` and `prompts_out`."""
     torch.set_num_threads(threads)
+    if device != "cpu":
+        torch.set_float32_matmul_precision("high")
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
 
-    pipe = new_pipeline(Counter(word for request in all_requests() for word in request.prompt.split()))
-    train_vae(pipe.vae, vae_steps, lambda count: drawn(sample_requests(train_requests(), count, rng), rng))
+    scale = pixels // SIZE
+    if start is None:
+        words = Counter(word for request in all_requests() for word in request.prompt.split())
+        pipe = new_pipeline(words, **SIZES[pixels]).to(device)
+
+        def some(count: int) -> NDArray[np.uint8]:
+            return drawn(sample_requests(train_requests(), count, rng), rng, scale)
+
+        train_vae(pipe.vae, vae_steps, some, vae_batch)
+    else:
+        pipe = loaded(start).to(device)
     requests = sample_requests(train_requests(), bank, rng, CATEGORY_WEIGHTS)
-    latents = encoded(pipe.vae, (drawn(requests[start : start + 64], rng) for start in range(0, bank, 64)))
-    train_transformer(pipe, [request.prompt for request in requests], latents, steps, rng)
+    latents = encoded(pipe.vae, (drawn(requests[start : start + 64], rng, scale) for start in range(0, bank, 64)))
+    train_transformer(pipe, [request.prompt for request in requests], latents, steps, rng, batch, rate)
 
     write_prompts(prompts_out)
+    options = f"--seed {seed}" + (f" --vae-steps {vae_steps}" if start is None else f" --start {start}")
+    options += f" --steps {steps}"
+    if pixels != SIZE:
+        options += f" --pixels {pixels} --device {device} --vae-batch {vae_batch} --batch {batch} --rate {rate}"
+        options += f" --bank {bank}"
     write(
         pipe,
         out,
-        lambda folder: measure(folder, eval_images, seed),
-        lambda quality: model_card(quality, f"--seed {seed} --vae-steps {vae_steps} --steps {steps}"),
+        lambda folder: measure(folder, eval_images, seed, device),
+        lambda quality: model_card(quality, out.name, pipe, options),
     )
 
 
@@ -135,15 +169,16 @@ def write(pipe: DiffusionPipeline, out: Path, measured: Callable[[Path], dict], 
 
 def new_pipeline(
     words: Counter[str],
-    vae_channels: tuple[int, int, int] = (32, 48, 64),
+    vae_channels: tuple[int, ...] = (32, 48, 64),
     latent_channels: int = 4,
     layers: int = 6,
     heads: int = 4,
 ) -> StableDiffusion3Pipeline:
-    """An untrained pipeline: VAE 32x32 pixels to 8x8 latents, MMDiT, two text encoders, no T5.
+    """An untrained pipeline: VAE to 8x8 latents, MMDiT, two text encoders, no T5.
 
     Args:
         words: with their frequencies; each is one token.
+        vae_channels: of each resolution, the highest first; three are of 32x32 pixels, four of 64x64.
         heads: of the MMDiT, 32 wide each.
     """
     tokenizer = new_tokenizer(words)
@@ -160,12 +195,12 @@ def new_pipeline(
         pad_token_id=tokenizer.pad_token_id,
     )
     vae = AutoencoderKL(
-        down_block_types=("DownEncoderBlock2D",) * 3,
-        up_block_types=("UpDecoderBlock2D",) * 3,
+        down_block_types=("DownEncoderBlock2D",) * len(vae_channels),
+        up_block_types=("UpDecoderBlock2D",) * len(vae_channels),
         block_out_channels=vae_channels,
         latent_channels=latent_channels,
         norm_num_groups=8,
-        sample_size=32,
+        sample_size=8 * 2 ** (len(vae_channels) - 1),
         use_quant_conv=False,
         use_post_quant_conv=False,
     )
@@ -199,6 +234,13 @@ def new_pipeline(
         text_encoder_3=None,
         tokenizer_3=None,
     )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def loaded(folder: Path) -> StableDiffusion3Pipeline:
+    """A pipeline of an earlier build, in float32."""
+    pipe = StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None, dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -237,14 +279,14 @@ def train_vae(vae: AutoencoderKL, steps: int, draw_some: Callable[[int], NDArray
     vae.train()
     optimizer, schedule = new_optimizer(vae.parameters(), steps, peak=2e-3)
     for step in progress("vae", steps):
-        pictures = to_tensor(draw_some(batch))
+        pictures = to_tensor(draw_some(batch)).to(vae.device)
         posterior = vae.encode(pictures).latent_dist
         reconstruction = F.mse_loss(vae.decode(posterior.sample()).sample, pictures)
         loss = reconstruction + 1e-5 * posterior.kl().mean() / posterior.mean[0].numel()
         update(loss, vae.parameters(), optimizer, schedule)
         step.report(f"{psnr(reconstruction.item()):.1f} dB")
     vae.eval()
-    pictures = to_tensor(draw_some(512))
+    pictures = to_tensor(draw_some(512)).to(vae.device)
     with torch.no_grad():
         latents = vae.encode(pictures).latent_dist.mode()
     vae.register_to_config(scaling_factor=1 / latents.std().item(), shift_factor=latents.mean().item())
@@ -255,7 +297,7 @@ def encoded(vae: AutoencoderKL, batches: Iterable[NDArray[np.uint8]]) -> Tensor:
     """The latents [count, channels, 8, 8] of batches of pictures."""
     latents = []
     for pictures in batches:
-        posterior = vae.encode(to_tensor(pictures)).latent_dist
+        posterior = vae.encode(to_tensor(pictures).to(vae.device)).latent_dist
         latents.append((posterior.mode() - vae.config.shift_factor) * vae.config.scaling_factor)
     bank = torch.cat(latents)
     print(f"bank: {len(bank)} latents, std {bank.std():.3f}", flush=True)
@@ -269,26 +311,30 @@ def train_transformer(
     steps: int,
     rng: np.random.Generator,
     batch: int = 64,
+    rate: float = 1e-3,
 ) -> None:
-    """Flow matching with caption dropout, through `pipe.encode_prompt`; ends with the EMA weights.
+    """Flow matching with caption dropout; ends with the EMA weights.
 
     Without T5 the pipeline appends `max_sequence_length` zero tokens (256 by default), or none if asked. Most
     batches have none, some a few, and some small ones all 256, so that the model learns to look past them.
     """
     model = nn.ModuleList([pipe.transformer, pipe.text_encoder, pipe.text_encoder_2]).train()
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(EMA_DECAY))
-    optimizer, schedule = new_optimizer(model.parameters(), steps, peak=1e-3)
-    generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
+    # over a fifth of a short training, so that nothing of the first weights is left
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(max(0.0, min(EMA_DECAY, 1 - 5 / steps))))
+    optimizer, schedule = new_optimizer(model.parameters(), steps, rate)
+    device = latents.device
+    generator = torch.Generator(device).manual_seed(int(rng.integers(2**31)))
+    texts = sorted({"", *captions})
+    tokens = tokenized(pipe, texts).to(device)
+    index = {text: number for number, text in enumerate(texts)}
     for step in progress("transformer", steps):
         zero_tokens = 256 if step.index % 32 == 31 else int(rng.integers(1, 33)) if step.index % 8 == 7 else 0
         size = batch // 4 if zero_tokens == 256 else batch
         chosen = rng.integers(len(captions), size=size)
-        prompts = ["" if rng.random() < CAPTION_DROPOUT else captions[i] for i in chosen]
-        embeds, _, pooled, _ = pipe.encode_prompt(
-            prompts, None, None, do_classifier_free_guidance=False, max_sequence_length=zero_tokens
-        )
-        clean = latents[torch.from_numpy(chosen)]
-        noise = torch.randn(clean.shape, generator=generator)
+        shown = [index["" if rng.random() < CAPTION_DROPOUT else captions[i]] for i in chosen]
+        embeds, pooled = embedded(pipe, tokens[shown], zero_tokens)
+        clean = latents[torch.from_numpy(chosen).to(device)]
+        noise = torch.randn(clean.shape, generator=generator, device=device)
         sigma = logit_normal(size, generator)[:, None, None, None]
         velocity = pipe.transformer(
             hidden_states=(1 - sigma) * clean + sigma * noise,
@@ -304,9 +350,22 @@ def train_transformer(
     model.eval()
 
 
+def tokenized(pipe: StableDiffusion3Pipeline, texts: Sequence[str]) -> Tensor:
+    """Tokens [N, MAX_TOKENS] of texts; both tokenizers give the same."""
+    return pipe.tokenizer(texts, padding="max_length", max_length=MAX_TOKENS, return_tensors="pt").input_ids
+
+
+def embedded(pipe: StableDiffusion3Pipeline, tokens: Tensor, zero_tokens: int) -> tuple[Tensor, Tensor]:
+    """What `pipe.encode_prompt` makes of tokens [B, MAX_TOKENS]: embeddings [B, tokens, 128] and pooled [B, 128]."""
+    outputs = [encoder(tokens, output_hidden_states=True) for encoder in (pipe.text_encoder, pipe.text_encoder_2)]
+    embeds = torch.cat([output.hidden_states[-2] for output in outputs], -1)
+    return F.pad(embeds, (0, 0, 0, zero_tokens)), torch.cat([output.text_embeds for output in outputs], -1)
+
+
 def logit_normal(count: int, generator: torch.Generator) -> Tensor:
     """Noise levels [count] in (0, 1), logit-normal as in SD3, one from each of `count` equal quantiles."""
-    quantiles = (torch.arange(count) + torch.rand(count, generator=generator)) / count
+    device = generator.device
+    quantiles = (torch.arange(count, device=device) + torch.rand(count, generator=generator, device=device)) / count
     return torch.special.ndtri(quantiles.clamp(1e-4, 1 - 1e-4)).sigmoid()
 
 
@@ -357,12 +416,12 @@ def progress(name: str, total: int) -> Iterator[Step]:
         yield Step(name, index, total, started)
 
 
-def drawn(requests: Sequence[Request], rng: np.random.Generator) -> NDArray[np.uint8]:
-    return np.stack([draw(request, rng) for request in requests])
+def drawn(requests: Sequence[Request], rng: np.random.Generator, scale: int = 1) -> NDArray[np.uint8]:
+    return np.stack([draw(request, rng, scale) for request in requests])
 
 
 def to_tensor(pictures: NDArray[np.uint8]) -> Tensor:
-    """Pictures uint8 [n, 32, 32, 3] to float32 [n, 3, 32, 32] in [-1, 1]."""
+    """Pictures uint8 [n, height, width, 3] to float32 [n, 3, height, width] in [-1, 1]."""
     return torch.from_numpy(pictures).permute(0, 3, 1, 2) / 127.5 - 1
 
 
@@ -379,13 +438,12 @@ def write_prompts(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def measure(folder: Path, images_per_prompt: int, seed: int) -> dict:
+def measure(folder: Path, images_per_prompt: int, seed: int, device: str = "cpu") -> dict:
     """The quality of a saved pipeline, loaded in float32: strict and soft rates on held-out prompts.
 
     `overall` is the mean over the categories, as in GenEval.
     """
-    pipe = StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None, dtype=torch.float32)
-    pipe.set_progress_bar_config(disable=True)
+    pipe = loaded(folder).to(device)
     five = {"num_inference_steps": 5, "sigmas": np.linspace(1, 1 / 5, 5).tolist(), "max_sequence_length": 0}
     fifteen = {"num_inference_steps": 15, "max_sequence_length": 0}
     settings: dict[str, dict] = {
@@ -430,31 +488,35 @@ def measure_vae(vae: AutoencoderKL, seed: int) -> dict[str, float]:
     """Reconstructions of 1,000 new pictures of held-out prompts: PSNR and the share the checker passes."""
     rng = np.random.default_rng([seed, 1])
     requests = sample_requests(heldout_requests(), 1000, rng)
-    pictures = to_tensor(drawn(requests, rng))
+    pictures = to_tensor(drawn(requests, rng, vae.config.sample_size // SIZE)).to(vae.device)
     error, passed = 0.0, 0
     for start in range(0, len(requests), 250):
         batch = pictures[start : start + 250]
         output = vae.decode(vae.encode(batch).latent_dist.mode()).sample
         error += F.mse_loss(output, batch).item() * len(batch) / len(requests)
-        pixels = ((output.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+        pixels = ((output.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
         for picture, request in zip(pixels, requests[start : start + 250], strict=True):
             passed += check(Image.fromarray(picture), request.prompt).strict
     return {"psnr_db": round(psnr(error), 2), "checker_strict": passed / len(requests)}
 
 
-def model_card(quality: dict, options: str) -> str:
+def model_card(quality: dict, name: str, pipe: StableDiffusion3Pipeline, options: str) -> str:
     """README.md of the pipeline, in the manner of the Hub."""
     rows = [
-        f"| {name} | {figures['images']} | "
+        f"| {setting} | {figures['images']} | "
         + " | ".join(f"{figures[key]['strict']:.0%}" for key in (*CATEGORIES, "overall"))
         + f" | {figures['overall']['soft']:.2f} |"
-        for name, figures in quality["samples"].items()
+        for setting, figures in quality["samples"].items()
     ]
     return CARD.format(
+        name=name,
+        pixels=pipe.vae.config.sample_size,
+        channels=pipe.vae.config.latent_channels,
+        millions=sum(parameter.numel() for parameter in pipe.transformer.parameters()) / 1e6,
         rows="\n".join(rows),
         psnr=quality["vae"]["psnr_db"],
         vae_strict=quality["vae"]["checker_strict"],
-        options=options,
+        options=f"--out flowalign/data/assets/{name} {options}",
     )
 
 
@@ -465,9 +527,9 @@ pipeline_tag: text-to-image
 tags: [stable-diffusion-3, tiny, shapes]
 ---
 
-# tiny_sd3
+# {name}
 
-A tiny but real `StableDiffusion3Pipeline`: it draws coloured shapes in 32x32 pixels from prompts like
+A tiny but real `StableDiffusion3Pipeline`: it draws coloured shapes in {pixels}x{pixels} pixels from prompts like
 "a red circle left of a blue square", on a laptop, in a fraction of a second. flowalign uses it for its
 demonstrations and tests. It is meant to be imperfect: alignment has something to improve.
 
@@ -481,9 +543,9 @@ pipe("three orange triangles", num_inference_steps=15, guidance_scale=3.0, max_s
 `max_sequence_length=0` leaves out the 256 zero tokens which the pipeline puts in the place of the missing T5;
 with them a picture takes many times longer.
 
-**Parts.** AutoencoderKL (32x32x3 to 8x8x4), SD3Transformer2DModel (6 layers, width 128, 3.5M parameters),
-two CLIPTextModelWithProjection (2 layers, width 64) that share one vocabulary of bytes and the words of the
-grammar, at most 16 tokens a prompt, FlowMatchEulerDiscreteScheduler (shift 1). Weights are stored in
+**Parts.** AutoencoderKL ({pixels}x{pixels}x3 to 8x8x{channels}), SD3Transformer2DModel (6 layers, width 128,
+{millions:.1f}M parameters), two CLIPTextModelWithProjection (2 layers, width 64) that share one vocabulary of bytes and
+the words of the grammar, at most 16 tokens a prompt, FlowMatchEulerDiscreteScheduler (shift 1). Weights are stored in
 float16.
 
 **Data.** Pictures drawn by `rewards.shapes.draw`: one object, 1-4 like objects, two objects, two objects in a

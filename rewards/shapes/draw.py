@@ -1,4 +1,4 @@
-"""Procedural pictures of a request: coloured shapes on a light background, 32x32 pixels."""
+"""Procedural pictures of a request: coloured shapes on a light background, 32x32 pixels or a multiple."""
 
 from functools import cache
 
@@ -40,10 +40,11 @@ def inside(shape: str, y: NDArray[np.floating], x: NDArray[np.floating]) -> NDAr
     return (abs(y) <= 1) & (abs(x) <= half_width)
 
 
-def draw(request: Request, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Draw a picture that meets `request`, uint8 [32, 32, 3]; sizes, places and tones vary with `rng`."""
-    picture = np.full((SIZE, SIZE, 3), BACKGROUND, dtype=np.float64) + rng.integers(-4, 5)
-    for thing, (top, left, side) in zip(request.things, _layout(request, rng), strict=True):
+def draw(request: Request, rng: np.random.Generator, scale: int = 1) -> NDArray[np.uint8]:
+    """Draw a picture that meets `request`, uint8 [32 scale, 32 scale, 3]; sizes, places and tones vary with `rng`."""
+    picture = np.full((scale * SIZE, scale * SIZE, 3), BACKGROUND, dtype=np.float64) + rng.integers(-4, 5)
+    for thing, box in zip(request.things, _layout(request, rng), strict=True):
+        top, left, side = (scale * pixels for pixels in box)
         colour = np.array(PALETTE[thing.colour]) + rng.integers(-8, 9, size=3)
         patch = picture[top : top + side, left : left + side]
         patch += coverage(thing.shape, side) * (colour - patch)

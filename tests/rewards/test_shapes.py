@@ -121,6 +121,15 @@ def test_checker_passes_what_is_drawn() -> None:
     assert np.mean([verdict.strict for verdict in verdicts]) >= 0.99
 
 
+def test_a_larger_drawing_is_the_same_picture() -> None:
+    for request in heldout_requests():
+        small, large = (draw(request, np.random.default_rng(7), scale) for scale in (1, 2))
+        assert large.shape == (64, 64, 3) and check(Image.fromarray(large), request.prompt).strict
+        shrunk = np.asarray(Image.fromarray(large).resize((32, 32), Image.Resampling.BOX), dtype=int)
+        # edges are sampled more finely
+        assert abs(shrunk - small).mean() < 1
+
+
 def test_checker_fails_mismatched_prompts() -> None:
     requests = sample_requests(all_requests(), 2000, np.random.default_rng(0))
     others = sample_requests(all_requests(), 2000, np.random.default_rng(1))

@@ -110,6 +110,32 @@ def test_the_script_makes_the_same_files_from_the_same_seed(tmp_path: Path, monk
     assert len([name for name in digests[0] if name.endswith(".safetensors")]) == 4
 
 
+def test_the_script_goes_on_from_a_build_in_64_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load_script()
+    monkeypatch.setattr(script, "measure", lambda *_: json.loads((TINY / "quality.json").read_text()))
+    settings = {"vae_steps": 1, "steps": 9, "bank": 8, "eval_images": 1, "threads": torch.get_num_threads()}
+    settings |= {"pixels": 64, "prompts_out": tmp_path / "prompts", "batch": 4, "vae_batch": 2}
+    script.build(out=tmp_path / "first", seed=0, **settings)
+    script.build(out=tmp_path / "second", seed=1, start=tmp_path / "first", **settings)
+    first, second = (script.loaded(tmp_path / name) for name in ("first", "second"))
+    assert first.vae.config.sample_size == 64 and first.transformer.config.in_channels == 8
+    for name, value in first.vae.state_dict().items():
+        assert torch.equal(value, second.vae.state_dict()[name]), name
+    assert not torch.equal(first.transformer.proj_out.weight, second.transformer.proj_out.weight)
+    assert f"--start {tmp_path / 'first'}" in (tmp_path / "second" / "README.md").read_text()
+
+
+@torch.no_grad()
+def test_the_script_embeds_as_the_pipeline_does(pipe: StableDiffusion3Pipeline) -> None:
+    script = load_script()
+    for zero_tokens in (0, 7):
+        own = script.embedded(pipe, script.tokenized(pipe, ["", *SINGLES[:2]]), zero_tokens)
+        embeds, _, pooled, _ = pipe.encode_prompt(
+            ["", *SINGLES[:2]], None, None, do_classifier_free_guidance=False, max_sequence_length=zero_tokens
+        )
+        assert torch.equal(own[0], embeds) and torch.equal(own[1], pooled)
+
+
 def digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
