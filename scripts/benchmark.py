@@ -30,7 +30,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +52,7 @@ from flowalign.data.batches import draw_batch
 from flowalign.errors import FlowalignError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.rollouts.draw import Draw
+from flowalign.runs.environment import installed
 from flowalign.runs.files import write_atomically
 from flowalign.training import Trainer
 from flowalign.training.building import build_policy
@@ -159,7 +159,7 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
     settings = {name: value for name, value in vars(arguments).items() if name != "json"}
     return {
         "device": torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads",
-        "versions": {name: version(name) for name in ("flowalign", "torch", "diffusers", "transformers", "peft")},
+        "versions": installed(("flowalign", "torch", "diffusers", "transformers", "peft")),
         "settings": {**settings, "model": arguments.config or arguments.model, "threads": torch.get_num_threads()},
         "parameters": sum(p.numel() for p in policy.denoiser.parameters()),
         "network_calls": {"rollout": forwards, "update": micro_batches},

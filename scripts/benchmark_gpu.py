@@ -28,7 +28,6 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +45,7 @@ from flowalign.planning import published_pipelines, tiny_pipelines
 from flowalign.planning.random_models import default_dtype
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.rollouts.draw import Draw
+from flowalign.runs.environment import installed
 from flowalign.runs.files import write_atomically
 from flowalign.training import Trainer
 
@@ -144,7 +144,7 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
     items = {"rollout": len(batch), "update": len(pairs)}
     return {
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
-        "versions": {name: version(name) for name in ("flowalign", "torch", "diffusers", "peft")},
+        "versions": installed(("flowalign", "torch", "diffusers", "peft")),
         "settings": {name: value for name, value in vars(arguments).items() if name not in ("json", "config")},
         "parameters": sum(p.numel() for p in policy.denoiser.parameters()),
         "matmul_flops_per_second": rate,

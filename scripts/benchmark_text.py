@@ -16,7 +16,6 @@ import importlib.util
 import statistics
 import tempfile
 import time
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from rich.table import Table
 from flowalign.config import load, recipe
 from flowalign.data import ASSETS
 from flowalign.errors import ConfigError
+from flowalign.runs.environment import installed
 from flowalign.training import Trainer
 
 GROUP = 8
@@ -50,7 +50,7 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
     settings = {"batch_size": arguments.batch_size, "group_size": GROUP, "repeats": arguments.repeats}
     return {
         "device": f"CPU, {torch.get_num_threads()} threads",
-        "versions": {name: version(name) for name in ("flowalign", "trl", "torch", "transformers")},
+        "versions": installed(("flowalign", "trl", "torch", "transformers")),
         "settings": settings | {"threads": torch.get_num_threads()},
         "seconds": medians,
         "ratio": {part: medians["trl"][part] / medians["flowalign"][part] for part in PARTS},

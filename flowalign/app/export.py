@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from importlib import metadata as packages
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +18,7 @@ from peft.utils.other import get_pattern_key
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+import flowalign
 from flowalign.config import BaseConfig, Config
 from flowalign.data import shipped
 from flowalign.errors import ConfigError, FlowalignError
@@ -147,7 +147,7 @@ def described(run: Path, config: BaseConfig, pipeline: str) -> dict[str, str]:
         "modelspec.title": run.resolve().name,
         "modelspec.date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "modelspec.implementation": "diffusers",
-        "flowalign.version": packages.version("flowalign"),
+        "flowalign.version": flowalign.__version__,
         "flowalign.base": config.model.path,
         "flowalign.algorithm": config.algorithm.name,
         "flowalign.rewards": ", ".join(f"{reward.weight:g} {reward.name}" for reward in config.rewards),

@@ -8,12 +8,11 @@ code), and `sha256` over all of these.
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
-from importlib import metadata as packages
 from pathlib import Path
 from typing import Any
 
 from flowalign.errors import ConfigError
-from flowalign.runs.environment import flat
+from flowalign.runs.environment import flat, installed
 from flowalign.runs.foreign import read_text
 
 VERSIONS = ("flowalign", "torch", "diffusers", "transformers")
@@ -45,7 +44,7 @@ def score_card(
         "seeds": [seeds[0], seeds[-1]],
         "sampling": {key: v for key, v in sampling.items() if key != "batch_size" and v not in (None, "")},
         "rewards": [dict(reward) for reward in rewards],
-        "versions": dict(versions or {name: packages.version(name) for name in VERSIONS}),
+        "versions": dict(versions or installed(VERSIONS)),
     }
     return card | {"sha256": _sha256(card)}
 

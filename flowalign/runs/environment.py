@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 import yaml
 from accelerate import Accelerator
 
+import flowalign
 from flowalign.runs.checkpoint import FORMAT
 from flowalign.runs.files import write_atomically
 
@@ -28,7 +30,7 @@ def record_environment(folder: Path, config: str, accelerator: Accelerator, iter
     if iteration and path.is_file() and path.read_text(encoding="utf-8") != config and not before.exists():
         os.replace(path, before)
     write_atomically(path, config)
-    versions: dict[str, Any] = {"format": FORMAT} | {name: version(name) for name in PACKAGES}
+    versions: dict[str, Any] = {"format": FORMAT} | installed(PACKAGES)
     versions |= {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -36,6 +38,11 @@ def record_environment(folder: Path, config: str, accelerator: Accelerator, iter
         "processes": accelerator.num_processes,
     }
     write_atomically(folder / "versions.yaml", yaml.safe_dump(versions, sort_keys=False))
+
+
+def installed(packages: Iterable[str]) -> dict[str, str]:
+    """Versions of packages; flowalign's own is that of its code, since a checkout runs without being installed."""
+    return {name: flowalign.__version__ if name == "flowalign" else version(name) for name in packages}
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -222,9 +222,8 @@ def protocol(
     suite: "Suite", model: str, lora: Path | None, dtype: str, sampling: "Sampling", limit: int | None, seed: int
 ) -> dict[str, Any]:
     """All settings and files that the figures depend on."""
-    from importlib import metadata
-
     from flowalign.evaluation.card import score_card
+    from flowalign.runs.environment import installed
 
     prompts = suite.prompts().spread(limit)
     listed = json.dumps([prompts.texts, prompts.metadata]).encode()
@@ -252,7 +251,7 @@ def protocol(
         "weights": _digest(lora or Path(model)),
         "dtype": dtype,
         "sampling": {name: value for name, value in sampling.arguments().items() if value not in (None, "")},
-        "versions": {name: metadata.version(name) for name in ("flowalign", "torch", "diffusers", "transformers")},
+        "versions": installed(("flowalign", "torch", "diffusers", "transformers")),
         "card": card,
     }
 

@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+import flowalign
+
 PACKAGES = (
-    *("flowalign", "torch", "torchvision", "diffusers", "transformers", "accelerate", "peft", "open-clip-torch"),
+    *("torch", "torchvision", "diffusers", "transformers", "accelerate", "peft", "open-clip-torch"),
     *("xformers", "bitsandbytes", "vllm", "ray", "trl", "numpy", "pydantic"),
 )
 
@@ -20,7 +22,8 @@ def env(
     import torch
     import yaml
 
-    versions = {}
+    # of the code, which a checkout has without being installed
+    versions = {"flowalign": flowalign.__version__}
     for name in PACKAGES:
         try:
             versions[name] = metadata.version(name)

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
+import flowalign
 from flowalign.app.cli.bench import bench
 from flowalign.app.cli.calibrate import rewards
 from flowalign.app.cli.compare import compare
@@ -64,9 +65,7 @@ def options(
 ) -> None:
     """Align diffusion and flow models with rewards."""
     if version:
-        from importlib import metadata
-
-        print(f"flowalign {metadata.version('flowalign')}")
+        print(f"flowalign {flowalign.__version__}")
         raise typer.Exit
 
 
