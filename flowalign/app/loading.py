@@ -15,8 +15,9 @@ from flowalign.policies.settings import Sampling, SamplingSettings
 from flowalign.runs.checkpoint import Checkpoints, fitting
 from flowalign.training.building import build_policy
 
-ENCODE: dict[str, dict[str, Any]] = {name: {"max_sequence_length": 0} for name in ("tiny_sd3", "tiny_speller")} | {
-    "tiny_video": {"max_sequence_length": 8}
+ENCODE: dict[str, dict[str, Any]] = {
+    **{name: {"max_sequence_length": 0} for name in ("tiny_sd3", "tiny_sd3_64", "tiny_speller")},
+    "tiny_video": {"max_sequence_length": 8},
 }
 """Encoding with which the shipped models were trained: without the 256 empty tokens that replace a missing T5."""
 

@@ -13,7 +13,7 @@ SPEC = importlib.util.spec_from_file_location("compare_recipes", SCRIPT)
 script = sys.modules["compare_recipes"] = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(script)
 TABLE = script.published()
-OWN = ("tiny_sd3", "tiny_speller", "tiny_video", "tiny_emu3", "tiny_vlm", "qwen_vl", "accelerate")
+OWN = ("tiny_sd3", "tiny_sd3_64", "tiny_speller", "tiny_video", "tiny_emu3", "tiny_vlm", "qwen_vl", "accelerate")
 
 
 def test_every_recipe_that_bears_a_papers_name_has_a_table() -> None:
