@@ -56,6 +56,10 @@ from samplers.kernels import Kernel
 from samplers.noise import generators
 from samplers.stored import Allocate
 
+DECODED_ON_CPU = 16
+"""Pictures that a CPU decodes at once: what the VAE computes of more leaves its cache, and 64 took 1.2 to 1.6 times as
+long."""
+
 
 class DiffusersPolicy(Policy[Rollout]):
     """A diffusers pipeline whose denoiser is trained. `forwards` counts each branch of guidance.
@@ -768,6 +772,8 @@ class DiffusersPolicy(Policy[Rollout]):
     def decode_latents(self, latents: Tensor, batch_size: int = 64) -> list[Image]:
         """Finished latents [B, ...] to pictures, lists of them for videos, or sounds, as the pipeline would."""
         pictures: list[Image] = []
+        if latents.device.type == "cpu":
+            batch_size = min(batch_size, DECODED_ON_CPU)
         for chunk in latents.split(batch_size):
             pixels = self.family.decode(self.pipeline, chunk)
             pictures += self.family.pictures(self.pipeline, pixels.float())
