@@ -64,7 +64,7 @@ def told(figure: Callable[..., Tensor], *gradients: Tensor, times: float = 1.0) 
     kept = [[i for i in range(count) if i != left] for left in range(count)]
     without = torch.stack([figure(*(own[rows] for own in gradients)) for rows in kept])
     error = ((count - 1) * without.var(correction=0)).sqrt()
-    return f"{times * figure(*gradients).item():.2f} ± {times * error.item():.2f}"
+    return f"{times * figure(*gradients).item():.3f} ± {times * error.item():.3f}"
 
 
 def main(

@@ -28,7 +28,7 @@ def test_figures_are_those_of_the_distribution_that_gradients_are_drawn_from() -
 def test_a_standard_error_is_that_of_the_mean() -> None:
     values = torch.randn(50, 1, generator=torch.Generator().manual_seed(1))
     error = values.std().item() / 50**0.5
-    assert script.told(lambda own: own.mean(), values) == f"{values.mean().item():.2f} ± {error:.2f}"
+    assert script.told(lambda own: own.mean(), values) == f"{values.mean().item():.3f} ± {error:.3f}"
 
 
 def test_credit_of_one_noisy_step_is_that_of_the_trajectory(capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,4 +37,4 @@ def test_credit_of_one_noisy_step_is_that_of_the_trajectory(capsys: pytest.Captu
     script.main(["flow_grpo", "dense_grpo"], batches=3, changed=small)
     lines = capsys.readouterr().out.splitlines()
     flow, dense = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines[-2:])
-    assert flow[2] == dense[2] and dense[3] == "1.00 ± 0.00" and int(dense[1]) > int(flow[1])
+    assert flow[2] == dense[2] and dense[3] == "1.000 ± 0.000" and int(dense[1]) > int(flow[1])
