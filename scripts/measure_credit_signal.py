@@ -21,6 +21,7 @@ from typing import Annotated
 
 import torch
 import typer
+from safetensors.torch import save_file
 from torch import Tensor
 
 from flowalign.config import load, recipe
@@ -71,7 +72,7 @@ def main(
     credits: Annotated[list[str], typer.Argument(help="Algorithms, or YAML such as '{name: dense_grpo}'.")],
     batches: Annotated[int, typer.Option(min=3)] = 8,
     changed: Annotated[list[str] | None, typer.Option("--set", help="A setting of every run.")] = None,
-    output: Annotated[Path | None, typer.Option(help="File to keep the gradients in.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Safetensors file to keep the gradients in.")] = None,
 ) -> None:
     print("| credit | forwards | signal | per sample | per forward | direction |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
@@ -86,7 +87,7 @@ def main(
         cells += [told(per_sample, own, first, times=cheapest / forwards), told(direction, own, first)]
         print(f"| `{credit}` | " + " | ".join(cells) + " |", flush=True)
     if output is not None:
-        torch.save(kept, output)
+        save_file(kept, output)
 
 
 if __name__ == "__main__":

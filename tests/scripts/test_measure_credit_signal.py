@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "measure_credit_signal.py"
 SPEC = importlib.util.spec_from_file_location("measure_credit_signal", SCRIPT)
@@ -31,10 +32,11 @@ def test_a_standard_error_is_that_of_the_mean() -> None:
     assert script.told(lambda own: own.mean(), values) == f"{values.mean().item():.3f} ± {error:.3f}"
 
 
-def test_credit_of_one_noisy_step_is_that_of_the_trajectory(capsys: pytest.CaptureFixture[str]) -> None:
+def test_credit_of_one_noisy_step_is_that_of_the_trajectory(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The demo's recipe has noise in one step, so that what it gained is what the sample did."""
     small = ["training.prompts_per_iteration=6", "training.group_size=4"]
-    script.main(["flow_grpo", "dense_grpo"], batches=3, changed=small)
+    script.main(["flow_grpo", "dense_grpo"], batches=3, changed=small, output=tmp_path / "gradients.safetensors")
+    assert len(load_file(tmp_path / "gradients.safetensors")["dense_grpo"]) == 3
     lines = capsys.readouterr().out.splitlines()
     flow, dense = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines[-2:])
     assert flow[2] == dense[2] and dense[3] == "1.000 ± 0.000" and int(dense[1]) > int(flow[1])
