@@ -11,6 +11,8 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
+from flowalign.runs.version import __version__ as __version__
+
 # Threads that wait for others sleep. By default they spin, and a run beside other busy processes takes many times as
 # long. GNU's OpenMP, which torch's wheels bring, reads it when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -20,8 +22,6 @@ logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 # Asks who started this process before anything slow is loaded.
 importlib.import_module("flowalign.runs.launcher")
-
-__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from flowalign.app import gallery

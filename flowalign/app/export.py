@@ -18,7 +18,6 @@ from peft.utils.other import get_pattern_key
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-import flowalign
 from flowalign.config import BaseConfig, Config
 from flowalign.data import shipped
 from flowalign.errors import ConfigError, FlowalignError
@@ -27,6 +26,7 @@ from flowalign.policies.diffusion.families import family_of
 from flowalign.policies.diffusion.lora_formats import converted, layout_of, pairs_of
 from flowalign.policies.diffusion.storage import described_by, load_config, lora_file
 from flowalign.runs.checkpoint import check_weights, order_metadata
+from flowalign.runs.version import __version__
 from rewards.hub import hub
 
 Kind = Literal["diffusers", "kohya", "comfyui"]
@@ -147,7 +147,7 @@ def described(run: Path, config: BaseConfig, pipeline: str) -> dict[str, str]:
         "modelspec.title": run.resolve().name,
         "modelspec.date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "modelspec.implementation": "diffusers",
-        "flowalign.version": flowalign.__version__,
+        "flowalign.version": __version__,
         "flowalign.base": config.model.path,
         "flowalign.algorithm": config.algorithm.name,
         "flowalign.rewards": ", ".join(f"{reward.weight:g} {reward.name}" for reward in config.rewards),

@@ -11,9 +11,9 @@ import torch
 import yaml
 from accelerate import Accelerator
 
-import flowalign
 from flowalign.runs.checkpoint import FORMAT
 from flowalign.runs.files import write_atomically
+from flowalign.runs.version import __version__
 
 PACKAGES = ("flowalign", "torch", "diffusers", "transformers", "accelerate", "peft", "numpy")
 
@@ -42,7 +42,7 @@ def record_environment(folder: Path, config: str, accelerator: Accelerator, iter
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
     """Versions of packages; flowalign's own is that of its code, since a checkout runs without being installed."""
-    return {name: flowalign.__version__ if name == "flowalign" else version(name) for name in packages}
+    return {name: __version__ if name == "flowalign" else version(name) for name in packages}
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

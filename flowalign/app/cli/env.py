@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-import flowalign
+from flowalign.runs.version import __version__
 
 PACKAGES = (
     *("torch", "torchvision", "diffusers", "transformers", "accelerate", "peft", "open-clip-torch"),
@@ -22,8 +22,7 @@ def env(
     import torch
     import yaml
 
-    # of the code, which a checkout has without being installed
-    versions = {"flowalign": flowalign.__version__}
+    versions = {"flowalign": __version__}
     for name in PACKAGES:
         try:
             versions[name] = metadata.version(name)

@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-import flowalign
 from flowalign.app.cli.bench import bench
 from flowalign.app.cli.calibrate import rewards
 from flowalign.app.cli.compare import compare
@@ -39,6 +38,7 @@ from flowalign.app.cli.strength import strength
 from flowalign.app.cli.text_rewards import pair_strengths
 from flowalign.app.cli.verify_rollout import verify_rollout
 from flowalign.errors import ConfigError, FlowalignError, hide, nearest
+from flowalign.runs.version import __version__
 
 app = typer.Typer(
     help="Align diffusion and flow models with rewards.",
@@ -65,7 +65,7 @@ def options(
 ) -> None:
     """Align diffusion and flow models with rewards."""
     if version:
-        print(f"flowalign {flowalign.__version__}")
+        print(f"flowalign {__version__}")
         raise typer.Exit
 
 
