@@ -127,10 +127,16 @@ def check_script(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
         return reading
 
+    def run(function: Callable[..., Any]) -> None:
+        script = typer.Typer()
+        script.command()(function)
+        raise Read(typer.main.get_command(script).make_context(words[0], words[1:]))
+
     parser = argparse.ArgumentParser
     with monkeypatch.context() as patch, pytest.raises(Read):
         for name in ("parse_args", "parse_intermixed_args"):
             patch.setattr(parser, name, stop(getattr(parser, name)))
+        patch.setattr(typer, "run", run)
         patch.setattr(sys, "argv", words)
         patch.syspath_prepend(ROOT / "scripts")
         runpy.run_path(str(ROOT / words[0]), run_name="__main__")
@@ -191,6 +197,11 @@ def test_commands_and_their_options_exist(name: str, folder: Path, monkeypatch: 
 def test_what_does_not_exist_is_noticed(line: str, complaint: str) -> None:
     with pytest.raises(Exception, match=complaint):
         check_flowalign(line.split())
+
+
+def test_an_option_that_a_script_does_not_have_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Exception, match="--sampels"):
+        check_script(["scripts/measure_ceiling.py", "--sampels", "4"], monkeypatch)
 
 
 @pytest.fixture(scope="module")
