@@ -16,7 +16,7 @@ from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.diffusion.window import GradientWindow
 from samplers import flow_sde
 from samplers.completion import completions
-from tests.flowalign.policies.diffusion.test_conformance import VARIANTS, a_megapixel_is_much, pictures, train
+from tests.flowalign.policies.diffusion.test_conformance import a_megapixel_is_much, pictures, train
 from tests.test_device import forked
 
 __all__ = ["a_megapixel_is_much", "pictures"]
@@ -53,6 +53,10 @@ THEIRS = {
 }
 """Families whose network or pipeline in diffusers waits by itself."""
 FAST = ["sd35", "sd15", "wan"]
+VARIANTS = {"flux2", "flux2_klein", "hunyuan_image_distilled", "sd2_v", "sdxl_v"}
+VARIANTS |= {"prx_pixel", "wan22_5b", "wan22_5b_i2v", "wan22_14b_i2v"}
+VARIANTS |= {"sd3_inpaint", "sdxl_inpaint", "kandinsky5_video", "qwen_image_edit"}
+"""Families with the networks of another one, whose pictures another one has too."""
 STEPS = 3
 NOT_OURS = ("diffusers", "transformers", "elsewhere")
 """Beginnings of places; a backward pass has no line of Python, and waits where the network's forward did."""

@@ -29,10 +29,6 @@ PROMPTS = ["a red circle", "a red circle", "two blue squares", "a green triangle
 SEEDS = [4, 5, 6, 7]
 NEGATIVE = ["", "", "three red circles", "noise"]
 """where guidance asks for them"""
-VARIANTS = {"flux2", "flux2_klein", "hunyuan_image_distilled", "sd2_v", "sdxl_v"}
-VARIANTS |= {"prx_pixel", "wan22_5b", "wan22_5b_i2v", "wan22_14b_i2v"}
-VARIANTS |= {"sd3_inpaint", "sdxl_inpaint", "kandinsky5_video", "qwen_image_edit"}
-"""Families with the networks of another one, whose pictures another one has too."""
 STEPS = 3
 EVERY_STEP = All().etas(STEPS, 0.7, 0, 0)
 
