@@ -157,6 +157,10 @@ def write(pipe: DiffusionPipeline, out: Path, measured: Callable[[Path], dict], 
         for path in new.glob("text_encoder*/config.json"):
             # transformers loads in the dtype written here, diffusers in float32: a plain from_pretrained would mix them
             path.write_text(path.read_text().replace('"dtype": "float16"', '"dtype": "float32"'))
+        # diffusers writes where an earlier build lay
+        for path in [new / "model_index.json", *new.glob("*/config.json")]:
+            lines = path.read_text().splitlines(keepends=True)
+            path.write_text("".join(line for line in lines if '"_name_or_path"' not in line))
         quality = measured(new)
         (new / "quality.json").write_text(json.dumps(quality, indent=2) + "\n")
         (new / "README.md").write_text(card(quality))

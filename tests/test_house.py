@@ -79,3 +79,8 @@ def test_what_is_too_much_is_seen() -> None:
     files = {"a.py": f"{long}\n\ndef short(x: int) -> None:\n    pass\n"}
     assert long_functions(files) == ["a.py: long"]
     assert untyped(files) == ["a.py: long ->", "a.py: long x", "a.py: long y"]
+
+
+def test_shipped_models_do_not_name_the_folder_that_they_were_made_in() -> None:
+    files = list((ROOT / "flowalign" / "data" / "assets").rglob("*.json"))
+    assert files and not [file for file in files if "_name_or_path" in file.read_text(encoding="utf-8")]

@@ -26,6 +26,12 @@ def test_figures_are_those_of_the_distribution_that_gradients_are_drawn_from() -
     assert script.direction(own, first).item() == pytest.approx(0.6, abs=0.02)
 
 
+def test_a_batch_is_not_compared_with_itself() -> None:
+    """So that few batches have no bias: nothing in common is no signal, and one gradient for all is signal alone."""
+    assert script.signal(torch.eye(4)).item() == 0
+    assert script.signal(torch.ones(3, 2)).item() == 1
+
+
 def test_a_standard_error_is_that_of_the_mean() -> None:
     values = torch.randn(50, 1, generator=torch.Generator().manual_seed(1))
     error = values.std().item() / 50**0.5

@@ -122,6 +122,9 @@ def test_the_script_goes_on_from_a_build_in_64_pixels(tmp_path: Path, monkeypatc
     for name, value in first.vae.state_dict().items():
         assert torch.equal(value, second.vae.state_dict()[name]), name
     assert not torch.equal(first.transformer.proj_out.weight, second.transformer.proj_out.weight)
+    # which a shipped build would carry from the machine that made it
+    for file in (tmp_path / "second").rglob("*.json"):
+        assert str(tmp_path) not in file.read_text(), file
     assert f"--start {tmp_path / 'first'}" in (tmp_path / "second" / "README.md").read_text()
 
 
