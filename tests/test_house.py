@@ -82,5 +82,5 @@ def test_what_is_too_much_is_seen() -> None:
 
 
 def test_shipped_models_do_not_name_the_folder_that_they_were_made_in() -> None:
-    files = list((ROOT / "flowalign" / "data" / "assets").rglob("*.json"))
+    files = list((Path(__file__).parents[1] / "flowalign" / "data" / "assets").rglob("*.json"))
     assert files and not [file for file in files if "_name_or_path" in file.read_text(encoding="utf-8")]
