@@ -130,7 +130,7 @@ def persistence(values: Tensor, group: Tensor) -> Tensor:
     """Correlation of each state's value with the final reward, within groups: how much of the value lasts.
 
     If the state before a step has a correlation below 1/2, the gain R_k - R_{k-1} of that step is noisier than the
-    final reward itself, and dense credit does more harm than good.
+    final reward itself.
 
     Args:
         values: [B, T + 1] exact values, R_0 .. R_T.
