@@ -100,6 +100,8 @@ class Fleet:
         os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "86400")
         # a Ray that is started here sends no usage statistics
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # the run waits for its workers, which at Ray's niceness of 15 wait for whatever else computes
+        os.environ.setdefault("RAY_worker_niceness", "0")
         if "RAY_ADDRESS" in os.environ and TOKEN.is_file():
             # a Ray that needs no token ignores it
             os.environ.setdefault("RAY_AUTH_MODE", "token")

@@ -3,6 +3,7 @@
 To import torch and diffusers takes ten seconds; the server does it once for all files of a test process.
 """
 
+import faulthandler
 import multiprocessing
 import os
 import runpy
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 import yaml
 from accelerate.state import AcceleratorState, PartialState
+from torch.multiprocessing.spawn import ProcessException
 
 from flowalign.config import load
 from flowalign.training import Trainer
@@ -58,9 +60,13 @@ class Launch:
         return self._told.read_text()
 
     def finish(self) -> str:
-        """Wait for them; returns what they printed, and raises what one of them raised."""
-        while not self._running.join():
-            pass
+        """Wait for them; returns what they printed, and raises what one of them raised, with what they printed."""
+        try:
+            while not self._running.join():
+                pass
+        except ProcessException as error:
+            error.add_note(self.told())
+            raise
         return self.told()
 
 
@@ -104,6 +110,8 @@ def _work(rank: int, processes: int, port: int, folders: tuple[Path, ...], told:
     with open(told, "a") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
+    # where a process is that a library aborts
+    faulthandler.enable(file=2)
     _join(rank, processes, port)
     for folder in folders:
         environment = yaml.safe_load((folder / "launch.yaml").read_text())

@@ -80,6 +80,14 @@ def test_a_ray_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         load(recipe("tiny_sd3/flow_grpo"), ["rollout.workers={count: 1}"]).check(1)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def as_urgent_as_other_tests() -> Iterator[None]:
+    """At Ray's niceness of 15 workers wait until no other test computes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_worker_niceness", "0")
+        yield
+
+
 @pytest.fixture(scope="module")
 def started() -> Iterator[Any]:
     """Ray on this machine, which trainers find running."""
