@@ -77,7 +77,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         if path.stat().st_size > LARGEST:
             raise ConfigError(f"{path} has more than {LARGEST:,} bytes, and is no configuration")
         values = parse_yaml(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(f"no configuration at {path}") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from error

@@ -130,8 +130,9 @@ def test_sizes_that_the_pipeline_cannot_make_are_known_before_anything_is_sample
     assert "flowalign: rollout: StableDiffusion3Pipeline cannot make height 33; 32 or" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_no_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert "no configuration at" in refused(capsys, "eval", str(tmp_path))
+def test_a_folder_or_recipe_that_is_no_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for folder in (str(tmp_path), RECIPE):
+        assert f"no configuration at {Path(folder) / 'config.yaml'}" in refused(capsys, "eval", folder)
 
 
 @pytest.mark.usefixtures("no_model")
