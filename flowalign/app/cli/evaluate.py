@@ -1,8 +1,8 @@
 """`flowalign eval` and `flowalign watch`: measurements of trained runs."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -268,9 +268,18 @@ def loaded(
 
 
 def labels_of(runs: Sequence[Path]) -> list[str]:
-    """The names of runs; their paths where two have the same name."""
-    names = Counter(run.name for run in runs)
-    return [run.name if names[run.name] == 1 else str(run) for run in runs]
+    """The names of runs. Where two have the same name, what differs in the paths: a and b of runs/a/x, runs/b/x."""
+    names = [run.name for run in runs]
+    if len(set(names)) == len(runs):
+        return names
+    paths = [run.parts for run in runs]
+    ahead, behind = _alike(paths), _alike([path[::-1] for path in paths])
+    return ["/".join(path[ahead : len(path) - behind]) or str(run) for path, run in zip(paths, runs, strict=True)]
+
+
+def _alike(paths: Sequence[Sequence[str]]) -> int:
+    """Number of first parts that all paths have."""
+    return sum(1 for _ in takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False)))
 
 
 def _show(

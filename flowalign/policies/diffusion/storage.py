@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import inspect
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -315,6 +316,21 @@ def save_lora(
         network.save_lora_adapter(str(folder), weight_name=lora_file(name))
 
 
+@contextlib.contextmanager
+def _text_encoders_may_be_absent() -> Iterator[None]:
+    """Keep back diffusers' warning that a LoRA file has nothing for the text encoders, as most have."""
+
+    def worth_telling(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("No LoRA keys associated to")
+
+    logger = logging.getLogger("diffusers.loaders.lora_base")
+    logger.addFilter(worth_telling)
+    try:
+        yield
+    finally:
+        logger.removeFilter(worth_telling)
+
+
 def load_lora(pipeline: DiffusionPipeline, name: str, network: ModelMixin, path: str | Path, adapter: str) -> None:
     """Put a LoRA on a network, and on the text encoders where the file has such weights.
 
@@ -340,7 +356,8 @@ def load_lora(pipeline: DiffusionPipeline, name: str, network: ModelMixin, path:
         if other not in given:
             raise LookupError(f"{path} has {key}, and no {other}: it is cut")
     second = {"load_into_transformer_2": True} if name == "transformer_2" else {}
-    pipeline.load_lora_weights(str(path), adapter_name=adapter, **file, **second)
+    with _text_encoders_may_be_absent():
+        pipeline.load_lora_weights(str(path), adapter_name=adapter, **file, **second)
     # what has other names than diffusers knows is passed over with a warning; a file may be the text encoders' alone
     adapted = [network, *pipeline.components.values()]
     if not any(adapter in (getattr(module, "peft_config", None) or {}) for module in adapted):

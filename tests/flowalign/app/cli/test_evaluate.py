@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from flowalign.app.cli.evaluate import labels_of
 from flowalign.app.cli.main import main
 from flowalign.config import recipe
 from flowalign.evaluation.scores import Evaluated
@@ -34,6 +35,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]
     return folder, {
         name: said(*words, f"name={name}", "training.seed=" + str("onetwo".index(name))) for name in ("one", "two")
     }
+
+
+@pytest.mark.parametrize(
+    ("runs", "labels"),
+    [
+        (["runs/one", "others/two"], ["one", "two"]),
+        (["runs/a/seed0", "runs/b/seed0"], ["a", "b"]),
+        (["runs/a/seed0", "runs/b/seed0", "runs/b/seed1"], ["a/seed0", "b/seed0", "b/seed1"]),
+        (["runs/x", "runs/x/x"], ["runs/x", "runs/x/x"]),
+    ],
+)
+def test_runs_are_told_apart_by_what_differs(runs: list[str], labels: list[str]) -> None:
+    assert labels_of([Path(run) for run in runs]) == labels
 
 
 def test_a_training_ends_on_held_out_scores_and_what_to_do_next(runs: tuple[Path, dict[str, str]]) -> None:

@@ -1,5 +1,6 @@
 """Adapters and single files that a training starts from, on the shipped tiny Stable Diffusion 3."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,6 +79,20 @@ def test_training_starts_from_an_adapter_which_the_reference_keeps(
     # what is saved is the whole of it
     policy.save(tmp_path)
     torch.testing.assert_close(plain(tmp_path), trained, atol=1e-4, rtol=0)
+
+
+def test_a_lora_of_the_denoiser_alone_raises_no_alarm(
+    tiny_policy: Callable[..., DiffusersPolicy],
+    adapter: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("diffusers"), "propagate", True)
+    tiny_policy().load(adapter / FILE)
+    assert not caplog.records
+    # diffusers by itself, before and after
+    plain(adapter)
+    assert "No LoRA keys associated to CLIPTextModelWithProjection" in caplog.text
 
 
 def test_a_run_that_starts_from_an_adapter_is_at_its_reference_first(adapter: Path, tmp_path: Path) -> None:
