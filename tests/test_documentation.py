@@ -72,7 +72,7 @@ ELSEWHERE = re.compile(
     r"Qwen|black-forest-labs|configs/(sd3|flux|qwen_vl)/(?!\S+ --dry-run$)|tiny_sd3/{|--serve"
     r"|^demo|^plan|text_better|runs/sd3-|(gallery|train) runs/round|gallery runs/strengths|mine\.txt|my_run\.yaml"
     r"|^train sd(15|3)/|^bench (?!tiny_sd3|runs/tiny)"
-    r"|runs/(pairs|guided|heldout|started|sifted|listening|direct|few-)|rollout\.(workers|engine)"
+    r"|runs/(drawn|tiny_sd3-sft|pairs|guided|heldout|started|sifted|listening|direct|few-)|rollout\.(workers|engine)"
     r"|\.yaml \S*think|tiny_vlm/judge|name=example-|runs/example-"
     r"|tiny_emu3/|sums_pairs|^pair-strengths|^prompts (sums|formulas|segments)"
     r"|tiny_lm/(dflow_grpo|text_outcome|gkd|text_ppo|hinted|self_distilled)"
