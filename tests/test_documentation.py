@@ -52,7 +52,7 @@ SETTINGS = [
     "evaluation.limit=2",
 ]
 SMALLER = {
-    "train": SETTINGS,
+    "train": [*SETTINGS, "evaluation.samples_per_prompt=1"],
     "eval": ["--pictures", "1"],
     "watch": ["--pictures", "1"],
     "bench": ["--limit", "2", "--steps", "1"],

@@ -141,6 +141,8 @@ def print_verdict(gain: "Comparison") -> None:
 def print_comparison(comparison: "Comparison", gain: str | None = None, scores: Sequence[str] | None = None) -> None:
     """Print a table with a row for each score: its mean in every evaluation, and paired differences to the first.
 
+    A category that all samples have is not told apart from all of them.
+
     Args:
         gain: heading of the difference, if there is only one.
         scores: names of the scores to print, the others are counted; default all.
@@ -155,7 +157,8 @@ def print_comparison(comparison: "Comparison", gain: str | None = None, scores: 
     for heading in (first, *others, *([gain] if gain else [f"{name} - {first}" for name in others])):
         table.add_column(heading, justify="right")
     above, left_out = "", set()
-    for row in comparison.rows():
+    rows = [row for row in comparison.rows() if row.prompts == "all" or len(row.of) < len(samples)]
+    for row in rows:
         if scores is not None and row.score not in scores:
             left_out.add(row.score)
             continue

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from flowalign.app.cli.results import Warnings, in_plain_diffusers, names_own_code, print_ending, print_verdict
+from flowalign.app.cli.results import (
+    Warnings,
+    in_plain_diffusers,
+    names_own_code,
+    print_comparison,
+    print_ending,
+    print_verdict,
+)
 from flowalign.config import load, recipe
 from flowalign.evaluation.comparison import Comparison
 from flowalign.evaluation.scores import Evaluated
@@ -79,3 +86,14 @@ def test_an_ending_without_a_gain_says_so(
     print_verdict(Comparison({"before": before, "after": after}))
     text = capsys.readouterr().out
     assert said in text if said else text == ""
+
+
+def test_a_category_that_all_samples_have_is_no_further_row(capsys: pytest.CaptureFixture[str]) -> None:
+    for categories, rows in (["counting"] * 2, ["all"]), (["counting", "single"], ["all", "counting", "single"]):
+        metadata = [{"category": category} for category in categories]
+        shared: dict[str, Any] = {"prompts": ["a", "b"], "metadata": metadata, "seeds": [0, 1]}
+        one, two = (
+            Evaluated(**shared, value=values, parts={}, samples=[], rows=[]) for values in ([0.1, 0.2], [0.3, 0.4])
+        )
+        print_comparison(Comparison({"before": one, "after": two}), gain="gain")
+        assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if " reward " in line] == rows
