@@ -146,7 +146,7 @@ def _train_on_pictures(trainer: Trainer, console: Console) -> dict[str, Any]:
     first.save(trainer.folder, 0)
     last.save(trainer.folder, trainer.iteration)
     before, after = first.means(), last.means()
-    figures: dict[str, Any] = {}
+    figures: dict[str, Any] = {"trained_on": sorted({record["category"] for record in first.trained.metadata})}
     for score in ("strict", "soft"):
         for label, prefix in (("trained", ""), ("others", "others_")):
             figures[f"{prefix}{score}_before"] = before[label][score]
@@ -160,11 +160,16 @@ def _train_on_pictures(trainer: Trainer, console: Console) -> dict[str, Any]:
 def _print_pictures(console: Console, run: dict[str, Any]) -> None:
     rows = []
     for name, row in run["categories"].items():
+        # one trained category is all that was trained on
+        if name == "trained" and len(run["trained_on"]) == 1:
+            continue
         before, after = row["before"], row["after"]
         label = {"trained": "all trained on", "others": "all others"}.get(name, name)
-        soft = [f"{before['soft']:.3f}", f"{after['soft']:.3f}"]
-        rows.append([label, str(before["samples"]), *_gain(before["strict"], after["strict"]), *soft])
-    names = ("prompts", "pictures", "strict before", "strict after", "gain", "soft before", "soft after")
+        label += " (trained)" if name in run["trained_on"] else ""
+        strict = [f"{before['strict']:.1%} -> {after['strict']:.1%}", _points(before["strict"], after["strict"])]
+        soft = f"{before['soft']:.3f} -> {after['soft']:.3f}"
+        rows.append([label, str(before["samples"]), *strict, soft])
+    names = ("prompts", "pictures", "strict", "gain", "soft")
     _print(console, f"Held-out prompts, seed {run['seed']}, {run['seconds']:.0f} s", names, rows)
 
 
@@ -184,15 +189,18 @@ def _train_on_sums(trainer: Trainer) -> dict[str, Any]:
 
 def _print_sums(console: Console, run: dict[str, Any]) -> None:
     took = f"{run['seconds']:.0f} s, {run['processor_seconds']:.0f} s of them computing"
-    rows = [[name, *_gain(row["before"], row["after"])] for name, row in run["categories"].items()]
+    rows = []
+    for name, row in run["categories"].items():
+        before, after = row["before"], row["after"]
+        rows.append([name, f"{before:.1%}", f"{after:.1%}", _points(before, after)])
     title = f"Exact match on {run['texts']} held-out sums, seed {run['seed']}, {took}"
     _print(console, title, ("sums", "before", "after", "gain"), rows)
     steps = "  ".join(f"{iteration}: {share:.1%}" for iteration, share in run["curve"])
     console.print(f"by iteration  {steps}", soft_wrap=True)
 
 
-def _gain(before: float, after: float) -> list[str]:
-    return [f"{before:.1%}", f"{after:.1%}", f"{100 * (after - before):+.1f}"]
+def _points(before: float, after: float) -> str:
+    return f"{100 * (after - before):+.1f}"
 
 
 def _print(console: Console, title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

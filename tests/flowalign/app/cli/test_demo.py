@@ -28,11 +28,14 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_ends_on_a_gallery_of_the_pictures_that_were_measured(tmp_path: Path, short: None) -> None:
-    console = Console(record=True, width=200)
+    console = Console(record=True, width=80)
     demo.run_demo(1, tmp_path / "demo.json", tmp_path / "runs", 1, console)
     (run,) = json.loads((tmp_path / "demo.json").read_text())["runs"]
     page = tmp_path / "runs" / "gallery" / "index.html"
-    assert str(page) in console.export_text().splitlines()[-1]
+    printed = console.export_text()
+    assert str(page) in printed.splitlines()[-1]
+    rows = re.findall(r"^│ (.+?) +│ +\d+ │ +[\d.]+% -> [\d.]+% │", printed, re.M)
+    assert rows == ["counting (trained)", "position", "single", "two_objects", "all others"]
     data = json.loads(re.search(r'id="data">(.*?)</script', page.read_text(), re.S)[1])
     assert data["columns"] == [[0, 0], [0, 1]] and not data["runs"][0]["notes"]
     assert len(data["rows"]) == run["pictures"] + run["others_pictures"]
