@@ -85,7 +85,7 @@ class Health:
             self.warned = True
             seen += "".join(f"; {SIGNS[sign]} went from {then:.2g} to {now:.2g}" for sign, then, now in self._grown())
             helps = remedies(self.training, measures_distance="kl" in self.signs)
-            logger.warning("%s; training for longer may make it worse. What helps: %s", seen, helps)
+            logger.warning("%s; it may fall further, or come back. What helps: %s", seen, helps)
 
     def _grown(self) -> list[tuple[str, float, float]]:
         """Signs that grew, with their averages over the first `WINDOW` iterations and the last."""

@@ -26,7 +26,7 @@ PICTURES = (600, 300)
 """Fewest pictures of the trained categories and of the others, for standard errors of about 2 points."""
 
 CURVE = 15
-"""Iterations between two points of the curve of held-out scores."""
+"""Iterations between two points of a short demo's curve of held-out scores."""
 
 
 class _Climb(Trainer):
@@ -51,7 +51,7 @@ def run_demo(
 
     Args:
         text: train the language model on sums, instead of Stable Diffusion 3 on its prompts.
-        long: train for four and a half times as many iterations, and update the page after every evaluation.
+        long: train for 18 times as many iterations, and update the page after every evaluation.
 
     Raises:
         ConfigError: `long` with `text`.
@@ -67,7 +67,8 @@ def run_demo(
         overrides = [f"training.seed={seed}", f"output={folder}", f"name=seed{seed}"]
         overrides += [f"training.iterations={iterations}"] if iterations is not None else []
         # the page compares before with after; the evaluations between them are its curve
-        overrides += [] if text else [f"evaluation.every={CURVE}", "evaluation.save_samples=0"]
+        overrides += [] if text else ["evaluation.save_samples=0"]
+        overrides += [] if text or long else [f"evaluation.every={CURVE}"]
         name = "tiny_lm/demo" if text else "tiny_sd3/long_flow_grpo" if long else "tiny_sd3/demo"
         trainer = (_Climb if long else Trainer)(load(recipe(name), overrides))
         figures = _train_on_sums(trainer) if text else _train_on_pictures(trainer, console)
