@@ -31,11 +31,12 @@ class Health:
 
     Args:
         training: the configuration's section; the warning names its settings.
+        keeps_best: whether the run's result has the best weights already.
         silent: give no warning, since another process of the run does.
     """
 
-    def __init__(self, training: Training, silent: bool = False) -> None:
-        self.training, self.warned = training, silent
+    def __init__(self, training: Training, keeps_best: bool = False, silent: bool = False) -> None:
+        self.training, self.keeps_best, self.warned = training, keeps_best, silent
         self.rewards: list[float] = []
         """Mean reward of each iteration."""
         self.signs: dict[str, list[float]] = {}
@@ -84,7 +85,7 @@ class Health:
         if not self.warned and self.rate >= HIGH * self.highest:
             self.warned = True
             seen += "".join(f"; {SIGNS[sign]} went from {then:.2g} to {now:.2g}" for sign, then, now in self._grown())
-            helps = remedies(self.training, measures_distance="kl" in self.signs)
+            helps = remedies(self.training, "kl" in self.signs, self.keeps_best)
             logger.warning("%s; it may fall further, or come back. What helps: %s", seen, helps)
 
     def _grown(self) -> list[tuple[str, float, float]]:
@@ -109,12 +110,13 @@ def fallen(rewards: Sequence[float]) -> tuple[float, float] | None:
     return (best, now) if best - now > ERRORS * (2 * variance / WINDOW) ** 0.5 else None
 
 
-def remedies(training: Training, measures_distance: bool = False) -> str:
+def remedies(training: Training, measures_distance: bool = False, keeps_best: bool = False) -> str:
     """Settings that make such a run rise again, or keep its best weights.
 
     Args:
         training: the configuration's section.
         measures_distance: whether the distance to the start weights is among the metrics, so that it can be weighed.
+        keeps_best: whether the run's result has the best weights already.
     """
     rate, prompts = training.optimizer.learning_rate, training.prompts_per_iteration
     helps = [
@@ -125,4 +127,6 @@ def remedies(training: Training, measures_distance: bool = False) -> str:
         helps.append("a larger algorithm.kl_weight")
     if training.ema_decay is None:
         helps.append("an average of the weights (training.ema_decay: 0.97)")
-    return ", ".join(helps) + ", the best weights kept (evaluation.every: 20, evaluation.watch.keep_best: true)"
+    if not keeps_best:
+        helps.append("the best weights kept (evaluation.every: 20, evaluation.watch.keep_best: true)")
+    return ", ".join(helps)

@@ -59,7 +59,7 @@ class Trainer:
         self.bar = Bar(self.config, self.processes.rows, silent=not (progress and self.main))
         self.evaluator = Evaluator(self.algorithm, self.sampler, self.scorer, self.learner, self.folder)
         self.metrics = MetricsFile(self.folder / "metrics.jsonl")
-        self.health = Health(self.config.training, silent=not self.main)
+        self.health = Health(self.config.training, self.config.evaluation.watch.returns_best, silent=not self.main)
         """Warnings of this process; a resumed run starts without earlier rewards."""
         self.supervision = Supervision(components)
         self.spent = Spent(self.config, self.policy, self.scorer)

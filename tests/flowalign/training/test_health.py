@@ -138,8 +138,11 @@ def test_a_schedule_that_ends_is_not_told_of_its_rate(caplog: pytest.LogCaptureF
         caplog.clear()
 
 
-def test_the_warning_names_the_signs_that_grew(caplog: pytest.LogCaptureFixture) -> None:
-    health = Health(load(recipe("tiny_sd3/nft")).training)
+@pytest.mark.parametrize("keeps_best", [False, True])
+def test_the_warning_names_the_signs_that_grew_and_what_is_not_set_yet(
+    caplog: pytest.LogCaptureFixture, keeps_best: bool
+) -> None:
+    health = Health(load(recipe("tiny_sd3/nft")).training, keeps_best)
     with caplog.at_level(logging.WARNING):
         for iteration, reward in enumerate(COLLAPSED, start=1):
             signs = {"matching/kl": 1e-3 * iteration**2, "policy/gradient_norm": 0.04 + 2e-4 * iteration}
@@ -149,6 +152,7 @@ def test_the_warning_names_the_signs_that_grew(caplog: pytest.LogCaptureFixture)
     then, now = (1e-3 * np.mean(np.arange(start, start + 10) ** 2) for start in (1, end - 9))
     assert f"; the distance to the start weights went from {then:.2g} to {now:.2g}; it may fall further" in message
     assert "a larger algorithm.kl_weight" in message and "gradient's norm" not in message
+    assert ("keep_best" in message) != keeps_best
 
 
 def test_a_run_whose_reward_falls_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
