@@ -147,6 +147,7 @@ def test_a_run_that_does_not_get_better_ends_with_its_best_weights(tmp_path, set
         *("training.iterations=2", "training.keep_checkpoints=1"),
     )
     assert [line["verdict"] for line in lines(tmp_path)] == verdicts and trainer.iteration == len(verdicts) - 1
+    assert trainer.health.keeps_best
     assert [trainer.checkpoints.all()[i].name for i in (0, -1)] == [
         "checkpoint-000000",
         f"checkpoint-{trainer.iteration:06d}",

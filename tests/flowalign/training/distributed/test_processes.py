@@ -38,7 +38,7 @@ SPLIT = {
     "evaluation": {"prompts": "shapes_heldout", "limit": 3, "every": 2, "steps": 2, "save_samples": 2},
     "training.iterations": 2,
     "training.prompts_per_iteration": 4,
-    "training.micro_batch_size": 4,
+    "training.micro_batch_size": 2,
     "training.previews": 1,
     "training.ema_decay": 0.9,
     # a CPU's matrix products depend, in their last bits, on the batch: every process count samples by fours
