@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -248,6 +248,10 @@ class SamplingSettings(Section):
         left_open = known - self.model_fields_set - {"batch_size", "weights"}
         return self.model_copy(update={name: getattr(other, name) for name in left_open})
 
+    def asked(self, changes: Mapping[str, Any]) -> Self:
+        """A copy with what a user asks for in the place of these settings."""
+        return self.model_copy(update=dict(changes))
+
 
 class Sampling(SamplingSettings):
     """Sampling from a pipeline."""
@@ -301,6 +305,12 @@ class Sampling(SamplingSettings):
         # noise levels go with a number of steps
         apart = "sigmas" not in self.model_fields_set and copy.steps != getattr(other, "steps", None)
         return copy.model_copy(update={"sigmas": None}) if apart else copy
+
+    def asked(self, changes: Mapping[str, Any]) -> Self:
+        copy = super().asked(changes)
+        # the levels of another number of steps do not fit
+        fits = copy.sigmas is None or len(copy.sigmas) == copy.steps
+        return copy if fits else copy.model_copy(update={"sigmas": None})
 
     def arguments(self, kept: Sequence[int] | None = None) -> dict[str, Any]:
         """Keyword arguments of a policy's `sample`.

@@ -215,7 +215,7 @@ def _load(
         raise ConfigError(f"{model}: this run trained a language model; suites are of pictures and videos")
     assert isinstance(as_evaluated, Sampling)
     sampling = as_evaluated if (Path(model) / "config.yaml").is_file() else own_sampling(policy)
-    return policy, sampling.model_copy(update=requested)
+    return policy, sampling.asked(requested)
 
 
 def protocol(

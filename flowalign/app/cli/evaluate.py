@@ -82,7 +82,7 @@ def card_of(
     run: Path, result: "Evaluated", judges: Sequence[Mapping[str, Any]], requested: Mapping[str, Any]
 ) -> "Card":
     """The score card of samples that `_evaluate` made and scored."""
-    return result.card(_config(run).evaluation.model_copy(update=requested).arguments(), judges)
+    return result.card(_config(run).evaluation.asked(requested).arguments(), judges)
 
 
 def show_cards(cards: "Mapping[str, Card]") -> None:
@@ -262,7 +262,7 @@ def loaded(
         policy, sampling = load_for_sampling(str(run), None, config.model.dtype, trained)
     if requested:
         check_frames(policy, requested.get("num_frames"))
-        sampling = sampling.model_copy(update=requested)
+        sampling = sampling.asked(requested)
     policy.bind(judge)
     return policy, sampling
 

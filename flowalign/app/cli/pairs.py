@@ -79,7 +79,7 @@ def pairs(
         options.check_frames(policy, requested.get("num_frames"))
     elif requested:
         raise ConfigError(f"{options.of_pictures(requested)}, and this run trained a language model")
-    sampling = sampling.model_copy(update=requested | options.given(batch_size=batch_size))
+    sampling = sampling.asked(requested | options.given(batch_size=batch_size))
     print(sampling.shown())
     save_samples(output, 0, sampled(policy, sampling, prompt_list, per_prompt, seed))
     if pictures:

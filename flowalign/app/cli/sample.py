@@ -49,7 +49,7 @@ def sample(
     assert isinstance(policy, DiffusersPolicy)
     options.check_pictures(policy, source)
     options.check_frames(policy, requested.get("num_frames"))
-    settings = sampling.model_copy(update=requested)
+    settings = sampling.asked(requested)
     print(settings.shown())
     output.mkdir(parents=True, exist_ok=True)
     first = next_number(output)

@@ -71,15 +71,12 @@ def with_sampling(command: Callable[..., None]) -> Callable[..., None]:
 
 def given(**options: object) -> dict[str, Any]:
     """The sampling settings that the command line sets."""
-    settings = {name: value for name, value in options.items() if value is not None}
-    # configured noise levels do not fit another number of steps
-    return settings | ({"sigmas": None} if "steps" in settings else {})
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def of_pictures(names: Iterable[str]) -> str:
     """Message that these options are only for models of pictures."""
-    options = ["--" + name.replace("_", "-") for name in names if name != "sigmas"]
-    return f"{', '.join(options)}: of pictures"
+    return f"{', '.join('--' + name.replace('_', '-') for name in names)}: of pictures"
 
 
 def check_prompts(prompts: list[str], negative_prompt: str | None) -> None:

@@ -80,7 +80,7 @@ def search(
         raise ConfigError(f"{model}: a search is of pictures and videos, and this run trained a language model")
     options.check_pictures(policy, source)
     options.check_frames(policy, requested.get("num_frames"))
-    sampling_settings: Any = sampling.model_copy(update=requested)
+    sampling_settings: Any = sampling.asked(requested)
     print(sampling_settings.shown())
     store = SearchStore(output)
     _print(run_search(policy, prompt_list, methods, judge, sampling_settings, allowed, seed, store), judge.name)
