@@ -138,6 +138,8 @@ def _train_on_pictures(trainer: Trainer, console: Console) -> dict[str, Any]:
     first.save(trainer.folder, 0)
     page = build([trainer.folder], trainer.folder.parent / "gallery")
     console.print(f"what it makes of them: {page.resolve()}", soft_wrap=True)
+    if isinstance(trainer, _Climb):
+        console.print(f"the curve as it goes: {page.resolve().as_uri()}#curves", soft_wrap=True)
     seconds = time.perf_counter() - begin
     console.print(
         f"now it trains; when the bar below is full, the same is measured again, in about {seconds:.0f} s more"

@@ -81,7 +81,7 @@ def demo(
         bool, typer.Option("--text", help="Teach the shipped tiny language model its sums instead.")
     ] = False,
     long: Annotated[
-        bool, typer.Option("--long", help="Train for an hour; the page follows when it is reloaded.")
+        bool, typer.Option("--long", help="Train for an hour; the page shows the curve as it goes.")
     ] = False,
 ) -> None:
     """Align the shipped tiny Stable Diffusion 3 in minutes on a laptop, and write its gallery."""

@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader
 from flowalign.app.gallery.runs import SavedRun, SavedSample, read_runs
 from flowalign.runs.files import write_atomically
 from flowalign.runs.foreign import ForeignError, check_folder, read_json, write_new
+from flowalign.runs.samples import FOLDER as SAMPLES
 from flowalign.runs.samples import THUMBNAIL, save_thumbnail, thumbnail_of
 
 CLIPS = {".mp4", ".webm"}
@@ -27,7 +28,8 @@ PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 """Word of a picture's path in the gallery that needs no quoting in addresses, and leads to no other folder."""
 NOTES = 50
 """Most notes of a run that are shown."""
-SCRIPTS = ("core", "grid", "compare", "previews", "tokens", "chart", "curves", "search", "slider", "vote", "start")
+SCRIPTS = "core grid compare previews tokens chart curves search slider vote news start".split()
+NEWEST = "newest.js"
 ASSETS = ("gallery.css", *(f"{name}.js" for name in SCRIPTS))
 
 
@@ -55,6 +57,8 @@ class Gallery:
     previews: list[dict[str, Any]] = field(default_factory=list)
     searches: list[dict[str, Any]] = field(default_factory=list)
     sliders: list[dict[str, Any]] = field(default_factory=list)
+    reached: str = ""
+    """How far the runs were, by `reached`."""
 
     @property
     def trained(self) -> bool:
@@ -92,11 +96,13 @@ def build(runs: Sequence[Path | str], output: Path | str) -> Path:
 
 def lay_out(runs: Sequence[Path | str], output: Path | str) -> Gallery:
     """Do the work of `build`, and return the content of the page."""
+    far = reached(map(Path, runs))
     read, output = read_runs([Path(run) for run in runs]), Path(output)
     output.mkdir(parents=True, exist_ok=True)
     # the gallery's folder may be in a run's, which somebody else may have made
     check_folder(output)
     gallery = _arrange(read, output)
+    gallery.reached = far
     assets = output / "assets"
     assets.mkdir(exist_ok=True)
     for name in ASSETS:
@@ -113,7 +119,23 @@ def lay_out(runs: Sequence[Path | str], output: Path | str) -> Gallery:
         gallery=gallery,
     )
     write_atomically(output / "index.html", page)
+    write_new(assets / NEWEST, newest(far))
     return gallery
+
+
+def reached(runs: Iterable[Path]) -> str:
+    """How far runs are: another text after every evaluation, and when they have saved more samples."""
+    evaluated = samples = 0
+    for run in runs:
+        samples += len(list((run / SAMPLES).glob("iteration-*/samples.jsonl")))
+        file = run / "evaluations.jsonl"
+        evaluated += file.stat().st_size if file.is_file() else 0
+    return f"{samples}-{evaluated}"
+
+
+def newest(far: str) -> str:
+    """The script that tells an open page how far its runs are; from disk a page may read nothing but scripts."""
+    return f'gallery.reached("{far}");\n'
 
 
 def headline(run: SavedRun, alone: bool) -> str:
@@ -393,6 +415,7 @@ def _page_data(gallery: Gallery) -> dict[str, Any]:
         "previews": gallery.previews,
         "searches": gallery.searches,
         "sliders": gallery.sliders,
+        "reached": gallery.reached,
     }
 
 

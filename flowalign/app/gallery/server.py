@@ -23,7 +23,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from flowalign.app.gallery.build import lay_out
+from flowalign.app.gallery.build import NEWEST, lay_out, newest, reached
 from flowalign.app.gallery.polls import Polls, Refused
 from flowalign.data.votes import json_lines
 from flowalign.errors import ConfigError
@@ -119,6 +119,7 @@ def application(shown: LiveGallery, host: str = "127.0.0.1") -> ASGIApp:
     routes = [
         Route("/", handlers.page),
         Route("/index.html", handlers.page),
+        Route(f"/assets/{NEWEST}", handlers.newest),
         Route("/api/export", handlers.export),
         Route("/api/moments", handlers.moments),
         Route("/api/picture/{a:int}/{b:int}/{key}/{side}/{token}", handlers.picture),
@@ -140,6 +141,10 @@ class Handlers:
     async def page(self, request: Request) -> Response:
         await run_in_threadpool(self.shown.refresh)
         return FileResponse(self.shown.output / "index.html", headers={"Cache-Control": "no-cache"})
+
+    async def newest(self, request: Request) -> Response:
+        script = newest(await run_in_threadpool(reached, self.shown.runs))
+        return Response(script, media_type="text/javascript", headers={"Cache-Control": "no-store"})
 
     async def moments(self, request: Request) -> Response:
         return await _answer(lambda: {"moments": self.shown.moments()})

@@ -713,6 +713,21 @@ def test_a_page_from_disk_says_the_command_that_serves_it(open_page, page_file):
     assert page.evaluate("getSelection().toString()").strip() == "flowalign gallery run --serve"
 
 
+def test_open_pages_learn_that_the_run_has_gone_on(open_page, maker, tmp_path):
+    run = maker.make_run(tmp_path / "run", prompts=2)
+    file = build([run], tmp_path / "out")
+    curves, grid = (open_page(f"file://{file}#{view}", height=300) for view in ("curves?text=reward", "grid"))
+    curves.evaluate("scrollTo(0, 150)")
+    maker.add_moment(run, 50, ["a red circle number 0"], 0.9)
+    build([run], tmp_path / "out")
+    grid.get_by_role("button", name="Show what is new").click(timeout=20_000)
+    for page in (grid, curves):
+        wait(page, "gallery.data.columns.length === 5")
+    wait(curves, "scrollY === 150")
+    assert curves.get_by_role("searchbox", name="Metric").input_value() == "reward", "the view is as it was"
+    assert grid.locator("#news > *").count() == 0
+
+
 def test_a_slider_moves_all_pictures_and_figures(open_page, maker, tmp_path):
     strengths, prompts = (0.0, 0.5, 1.0), ["a red circle", HOSTILE[1]]
     positions = [

@@ -155,12 +155,22 @@ def test_votes_are_pairs_of_the_next_iterations(tmp_path: Path, serve: Serve) ->
 
 def test_an_open_page_is_laid_out_again_where_the_run_has_more(maker, run: Path, serve: Serve) -> None:
     host = serve(run)
-    columns = re.search(rb'"columns":(\[\[.*?\]\])', ask(host, "/"))[1]
-    assert len(json.loads(columns)) == 4
+
+    def opened() -> tuple[list[list[int]], bytes]:
+        page = ask(host, "/")
+        return json.loads(re.search(rb'"columns":(\[\[.*?\]\])', page)[1]), re.search(rb'"reached":"(.*?)"', page)[1]
+
+    columns, reached = opened()
+    assert len(columns) == 4 and reached in ask(host, "/assets/newest.js")
+    with open(run / "evaluations.jsonl", "a") as lines:
+        lines.write(json.dumps({"iteration": 45, "all": {"reward": 0.8}}) + "\n")
+    assert reached not in ask(host, "/assets/newest.js"), "of an evaluation without samples it is told too"
+    _, reached = opened()
     maker.add_moment(run, 50, ["a red circle number 0"], 0.9)
     assert json.loads(ask(host, "/api/moments"))["moments"] == 5
-    columns = re.search(rb'"columns":(\[\[.*?\]\])', ask(host, "/"))[1]
-    assert json.loads(columns)[-1] == [0, 50]
+    assert reached not in ask(host, "/assets/newest.js"), "so the open page knows that it is old"
+    columns, reached = opened()
+    assert columns[-1] == [0, 50] and reached in ask(host, "/assets/newest.js")
     ballot = json.loads(ask(host, "/api/next?rater=Ada&a=0&b=4"))
     assert ballot["total"] == 1 and ballot["prompt"] == "a red circle number 0"
 
