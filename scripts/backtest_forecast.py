@@ -1,7 +1,8 @@
 """Forecasts of the first half of stored curves beside how they went on, as tables in Markdown.
 
 The curves are those of docs/long-runs.md: strict pass on held-out prompts in percent; the one of 720 iterations is of
-`flowalign train tiny_sd3/long_flow_grpo training.seed=100 training.iterations=720 evaluation.every=60`.
+`flowalign train tiny_sd3/long_flow_grpo training.seed=100 training.iterations=720 evaluation.every=60
+training.optimizer.learning_rate=5e-4`.
 
 The second table is of the time to each of `TARGETS` that the first half has not reached. A noisy curve passes a score
 between the evaluation before the first one that is as high, and the one from which on all are. A forecast is a hit if
