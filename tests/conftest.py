@@ -13,6 +13,8 @@ os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["WANDB_MODE"] = "disabled"
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["MPLBACKEND"] = "Agg"
 
 import gc

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,8 @@ finally:
 
 def last_line(code: str, *arguments: str, **environment: str) -> str:
     """The last line that a program prints; it may leave with an exit code."""
-    own = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    ours = ("OMP_WAIT_POLICY", "ORT_DISABLE_TELEMETRY")
+    own = {name: value for name, value in os.environ.items() if name not in ours}
     run = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=own | environment, timeout=300
     )
@@ -82,3 +84,11 @@ def test_waiting_threads_sleep_unless_the_user_says_otherwise(module: str) -> No
     shown = f"import os, {module}; print(os.environ['OMP_WAIT_POLICY'])"
     assert last_line(shown) == "PASSIVE"
     assert last_line(shown, OMP_WAIT_POLICY="ACTIVE") == "ACTIVE"
+
+
+@pytest.mark.skipif(find_spec("onnxruntime") is None, reason="onnxruntime is not installed")
+@pytest.mark.parametrize("package", ["flowalign", "rewards"])
+def test_onnxruntime_tells_its_makers_nothing(package: str, tmp_path: Path) -> None:
+    """By default it keeps an identifier and what it will send in the user's cache."""
+    last_line(f"import {package}, onnxruntime; print()", HOME=str(tmp_path))
+    assert list(tmp_path.iterdir()) == []

@@ -7,8 +7,10 @@ import faulthandler
 import multiprocessing
 import os
 import runpy
+import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from flowalign.training import Trainer
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([__name__, "tests.flowalign.training.warm"])
+# less than pytest gives a test, which would not say where the processes are
+SECONDS = 500.0
 
 
 def go_on(folder: Path) -> None:
@@ -60,11 +64,21 @@ class Launch:
         return self._told.read_text()
 
     def finish(self) -> str:
-        """Wait for them; returns what they printed, and raises what one of them raised, with what they printed."""
+        """Wait for them; returns what they printed, and raises what one of them raised, with what they printed.
+
+        Where they take too long, they are stopped, and what they printed ends on where each of them was.
+        """
+        deadline = time.monotonic() + SECONDS
         try:
-            while not self._running.join():
-                pass
-        except ProcessException as error:
+            while not self._running.join(timeout=1):
+                if time.monotonic() > deadline:
+                    for pid in self.pids:
+                        os.kill(pid, signal.SIGUSR1)
+                    time.sleep(1)
+                    for pid in self.pids:
+                        os.kill(pid, signal.SIGKILL)
+                    raise TimeoutError(f"{len(self.pids)} processes take more than {SECONDS:g} seconds")
+        except (ProcessException, TimeoutError) as error:
             error.add_note(self.told())
             raise
         return self.told()
@@ -110,8 +124,9 @@ def _work(rank: int, processes: int, port: int, folders: tuple[Path, ...], told:
     with open(told, "a") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
-    # where a process is that a library aborts
+    # where a process is that a library aborts, or that waits for ever
     faulthandler.enable(file=2)
+    faulthandler.register(signal.SIGUSR1, file=2)
     _join(rank, processes, port)
     for folder in folders:
         environment = yaml.safe_load((folder / "launch.yaml").read_text())

@@ -1,5 +1,6 @@
 """The gallery in real headless Chromium (CHROMIUM or `chromium` on the PATH), driven by Playwright."""
 
+import contextlib
 import json
 import os
 import re
@@ -102,7 +103,11 @@ def open_page(browser) -> Iterator[Callable[..., Any]]:
 def wait(page: Any, expression: str) -> None:
     """Until it is true; Playwright's own wait_for_function needs eval, which the page's policy forbids."""
     deadline = time.monotonic() + 20
-    while not page.evaluate(expression):
+    while True:
+        # a page that is just loading anew has no scripts
+        with contextlib.suppress(sync_api.Error):
+            if page.evaluate(expression):
+                return
         assert time.monotonic() < deadline, expression
         page.wait_for_timeout(20)
 
