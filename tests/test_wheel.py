@@ -1,6 +1,8 @@
 """The wheel, installed in an environment of its own: recipes, prompts and models come along, and the demo runs."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -42,15 +44,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(paths["scripts"])
 
 
-DEMO = """
+WHERE = """
 import flowalign
-from flowalign.app.cli import demo, main
 from flowalign.config import load
 load("tiny_sd3/flow_grpo").check(processes=1)
 print(flowalign.__file__)
-small = ["evaluation.samples_per_prompt=1", "training.prompts_per_iteration=2", "training.group_size=4"]
-demo.PICTURES, demo.load = (1, 1), lambda path, overrides: load(path, [*overrides, *small])
-main.main(["demo", "--iterations", "1", "--output", "demo"])
 """
 
 
@@ -65,6 +63,11 @@ def test_it_runs_from_the_wheel_alone(installed: Path, tmp_path: Path) -> None:
     names = {line.split()[0] for line in run("flowalign", "recipes").splitlines()}
     checkout = {f"{file.parent.name}/{file.stem}" for file in (ROOT / "configs").glob("*/*.yaml")}
     assert names == {name for name in checkout if not name.startswith("accelerate/")}
-    assert Path(run("python", "-c", DEMO).splitlines()[0]).is_relative_to(installed.parent)
+    assert Path(run("python", "-c", WHERE).strip()).is_relative_to(installed.parent)
+    run("flowalign", "demo", "--iterations", "1", "--output", "demo")
     for made in ("index.html", "assets/vote.js", "assets/gallery.css"):
         assert (tmp_path / "demo" / "gallery" / made).is_file()
+    page = (tmp_path / "demo" / "gallery" / "index.html").read_text()
+    data = json.loads(re.search(r'id="data">(.*?)</script', page, re.S)[1])
+    # each picture before and after, of all processes
+    assert len(data["rows"]) == 905 and len(data["pictures"]) == 2 * 905

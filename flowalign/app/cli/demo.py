@@ -4,7 +4,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from flowalign.config import Config, load, recipe
 from flowalign.data import Prompts
 from flowalign.errors import ConfigError
 from flowalign.evaluation.scores import Evaluated, evaluate
-from flowalign.runs.files import check_output, write_atomically
+from flowalign.runs.files import write_atomically
 from flowalign.training import Trainer
 
 EVALUATION_SEED = 700_000_000
@@ -25,7 +25,7 @@ EVALUATION_SEED = 700_000_000
 PICTURES = (600, 300)
 """Fewest pictures of the trained categories and of the others, for standard errors of about 2 points."""
 
-CURVE = 15
+CURVE = 20
 """Iterations between two points of a short demo's curve of held-out scores."""
 
 
@@ -34,14 +34,15 @@ class _Climb(Trainer):
 
     def evaluate(self) -> Evaluated | None:
         result = super().evaluate()
-        build([self.folder], self.folder.parent / "gallery")
+        if self.main:
+            build([self.folder], self.folder.parent / "gallery")
         return result
 
 
 def run_demo(
     seeds: int,
     json_path: Path | None,
-    output: Path | None,
+    folder: Path,
     iterations: int | None,
     console: Console,
     text: bool = False,
@@ -49,7 +50,10 @@ def run_demo(
 ) -> None:
     """Train once for each seed; print how the scores of held-out prompts change, write the figures and the gallery.
 
+    Of several processes all train and measure, and the first one prints and writes.
+
     Args:
+        folder: folder for the runs and the gallery.
         text: train the language model on sums, instead of Stable Diffusion 3 on its prompts.
         long: train for 18 times as many iterations, and update the page after every evaluation.
 
@@ -58,9 +62,6 @@ def run_demo(
     """
     if text and long:
         raise ConfigError("--long is of pictures; leave out --text, or give --iterations")
-    folder = output or Path("runs") / time.strftime("demo-text-%Y%m%d-%H%M%S" if text else "demo-%Y%m%d-%H%M%S")
-    if json_path is not None:
-        check_output(json_path, "--json")
     runs: list[dict[str, Any]] = []
     for seed in range(seeds):
         begin, worked = time.perf_counter(), time.process_time()
@@ -71,10 +72,14 @@ def run_demo(
         overrides += [] if text or long else [f"evaluation.every={CURVE}"]
         name = "tiny_lm/demo" if text else "tiny_sd3/long_flow_grpo" if long else "tiny_sd3/demo"
         trainer = (_Climb if long else Trainer)(load(recipe(name), overrides))
+        console.quiet = not trainer.main
         figures = _train_on_sums(trainer) if text else _train_on_pictures(trainer, console)
-        seconds = {"seconds": time.perf_counter() - begin, "processor_seconds": time.process_time() - worked}
+        of_all = trainer.processes.gather_objects([time.process_time() - worked])
+        seconds = {"seconds": time.perf_counter() - begin, "processor_seconds": sum(of_all)}
         runs.append({"seed": seed} | figures | seconds)
         (_print_sums if text else _print_pictures)(console, runs[-1])
+    if not trainer.main:
+        return
     if json_path is not None:
         write_atomically(json_path, json.dumps({"runs": runs}, indent=2) + "\n")
     page = build([folder / f"seed{run['seed']}" for run in runs], folder / "gallery")
@@ -105,7 +110,7 @@ class DemoScores:
 
 
 def measure(trainer: Trainer) -> DemoScores:
-    """Score the current weights, always with the same prompts, start noises, steps and guidance."""
+    """Score the weights that a run saves, always with the same prompts, start noises, steps and guidance."""
     assert isinstance(trainer.config, Config)
     settings = trainer.config.evaluation
     trained = trainer.config.data.where["category"]
@@ -115,7 +120,13 @@ def measure(trainer: Trainer) -> DemoScores:
     for number, kept_categories in enumerate((trained, [name for name in categories if name not in trained])):
         prompts = Prompts.read(settings.prompts or "", {"category": kept_categories})
         pictures, seed = -(-PICTURES[number] // len(prompts)), EVALUATION_SEED + number * 10_000_000
-        results.append(evaluate(trainer.policy, trainer.evaluator.reward, prompts, settings, pictures, seed))
+        judge, processes = trainer.evaluator.reward, trainer.processes
+        with trainer.learner.averaged():
+            result = evaluate(trainer.policy, judge, prompts, settings, pictures, seed, processes)
+        # the page shows those of all processes
+        made = processes.gather_objects(list(zip(result.rows, result.samples, strict=True)))
+        rows, samples = zip(*sorted(made, key=lambda row: row[0]), strict=True)
+        results.append(replace(result, rows=list(rows), samples=list(samples)))
     return DemoScores(*results)
 
 
@@ -135,19 +146,21 @@ def _train_on_pictures(trainer: Trainer, console: Console) -> dict[str, Any]:
     console.print("measuring the base model on held-out prompts")
     begin = time.perf_counter()
     first = measure(trainer)
-    first.save(trainer.folder, 0)
-    page = build([trainer.folder], trainer.folder.parent / "gallery")
-    console.print(f"what it makes of them: {page.resolve()}", soft_wrap=True)
-    if isinstance(trainer, _Climb):
-        console.print(f"the curve as it goes: {page.resolve().as_uri()}#curves", soft_wrap=True)
+    if trainer.main:
+        first.save(trainer.folder, 0)
+        page = build([trainer.folder], trainer.folder.parent / "gallery")
+        console.print(f"what it makes of them: {page.resolve()}", soft_wrap=True)
+        if isinstance(trainer, _Climb):
+            console.print(f"the curve as it goes: {page.resolve().as_uri()}#curves", soft_wrap=True)
     seconds = time.perf_counter() - begin
     console.print(
         f"now it trains; when the bar below is full, the same is measured again, in about {seconds:.0f} s more"
     )
     trainer.train()
     last = measure(trainer)
-    first.save(trainer.folder, 0)
-    last.save(trainer.folder, trainer.iteration)
+    if trainer.main:
+        first.save(trainer.folder, 0)
+        last.save(trainer.folder, trainer.iteration)
     before, after = first.means(), last.means()
     figures: dict[str, Any] = {"trained_on": sorted({record["category"] for record in first.trained.metadata})}
     for score in ("strict", "soft"):

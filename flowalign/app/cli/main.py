@@ -3,6 +3,7 @@
 import logging
 import re
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +39,7 @@ from flowalign.app.cli.strength import strength
 from flowalign.app.cli.text_rewards import pair_strengths
 from flowalign.app.cli.verify_rollout import verify_rollout
 from flowalign.errors import ConfigError, FlowalignError, hide, nearest
+from flowalign.runs.files import check_output
 from flowalign.runs.version import __version__
 
 app = typer.Typer(
@@ -81,13 +83,28 @@ def demo(
         bool, typer.Option("--text", help="Teach the shipped tiny language model its sums instead.")
     ] = False,
     long: Annotated[
-        bool, typer.Option("--long", help="Train for an hour; the page shows the curve as it goes.")
+        bool, typer.Option("--long", help="Train for up to an hour; the page shows the curve as it goes.")
     ] = False,
 ) -> None:
     """Align the shipped tiny Stable Diffusion 3 in minutes on a laptop, and write its gallery."""
-    from flowalign.app.cli.demo import run_demo
+    from flowalign.app.cli.launch import free_processors, launch
 
-    run_demo(seeds, json_path, output, iterations, console, text, long)
+    if json_path is not None:
+        check_output(json_path, "--json")
+    output = output or Path("runs") / time.strftime("demo-text-%Y%m%d-%H%M%S" if text else "demo-%Y%m%d-%H%M%S")
+    # text was not tried with two, nor pictures with more
+    processes = 1 if text else free_processors(most=2)
+    if processes == 1:
+        from flowalign.app.cli.demo import run_demo
+
+        run_demo(seeds, json_path, output, iterations, console, text, long)
+        return
+    words = ["demo", "--seeds", str(seeds), "--output", str(output)]
+    words += [] if json_path is None else ["--json", str(json_path)]
+    words += [] if iterations is None else ["--iterations", str(iterations)]
+    words += ["--long"] if long else []
+    words += [TRACEBACK] if TRACEBACK in sys.argv else []
+    raise typer.Exit(launch(processes, words))
 
 
 @app.command(rich_help_panel="Train")

@@ -7,6 +7,7 @@ whole tensors, so a run resumes on any number of processes, sharded or not.
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -135,6 +136,8 @@ def distribute(policy: Policy, config: BaseConfig, accelerator: Accelerator) -> 
         accelerator.ddp_handler = DistributedDataParallelKwargs(
             broadcast_buffers=False, find_unused_parameters=isinstance(policy.network, Experts)
         )
+        # torch has two other arguments in the place of this one, which accelerate does not know
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
         # DistributedDataParallel refuses a network without trained parameters
         policy.model = accelerator.prepare(policy.network) if policy.trainable() else policy.network
         return None

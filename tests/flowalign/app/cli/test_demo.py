@@ -21,7 +21,7 @@ TINY = ASSETS / "tiny_lm"
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A picture a prompt is measured, and an iteration has eight, as in test_wheel.py."""
+    """A picture a prompt is measured, and an iteration has eight, so that it takes seconds."""
     small = ["evaluation.samples_per_prompt=1", "training.prompts_per_iteration=2", "training.group_size=4"]
     monkeypatch.setattr(demo, "PICTURES", (1, 1))
     monkeypatch.setattr(demo, "load", lambda path, overrides: load(path, [*overrides, *small]))
