@@ -109,8 +109,13 @@ class Supervision:
         store = torch.distributed.distributed_c10d._get_default_store()
         world = accelerator.process_index, accelerator.num_processes
         self.heartbeat = Heartbeat(store, *world, self.components.config.training.patience)
+        together = False
         try:
             yield
+            together = True
+        except Stopped:
+            together = True
+            raise
         except RuntimeError as error:
             if not LOST.search(str(error)):
                 raise
@@ -120,7 +125,7 @@ class Supervision:
                 "run's last checkpoint; training.timeout is how long processes wait for each other"
             ) from error
         finally:
-            self.heartbeat.stop()
+            self.heartbeat.stop(together)
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:

@@ -82,14 +82,23 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """End the watch on this process."""
+    def stop(self, together: bool) -> None:
+        """End the watch on this process.
+
+        Args:
+            together: all processes do so now. The store ends with the first one, which waits until nobody needs it.
+        """
         self._over.set()
         self._thread.join()
         self.phase = "done"
+        deadline = time.monotonic() + self.patience
         # the store may be gone already
         with contextlib.suppress(torch.distributed.DistError):
             self._beat()
+            while together and self.rank == 0 and time.monotonic() < deadline:
+                if all(self._read(rank)["done"] for rank in range(self.processes)):
+                    return
+                time.sleep(0.01)
 
     def others(self) -> str:
         """Describe what each process did at its last sign of life."""
