@@ -17,7 +17,7 @@ from flowalign.runs.version import __version__ as __version__
 # long. GNU's OpenMP, which torch's wheels bring, reads it when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# diffusers loads onnxruntime where it is installed, and that tells Microsoft which models run, in a thread of its own.
+# diffusers loads onnxruntime where it is installed. A thread of onnxruntime reports to Microsoft which models run.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # peft loads it, and on a CPU it then warns of a kernel that flowalign does not use.

@@ -123,7 +123,7 @@ def measure(trainer: Trainer) -> DemoScores:
         judge, processes = trainer.evaluator.reward, trainer.processes
         with trainer.learner.averaged():
             result = evaluate(trainer.policy, judge, prompts, settings, pictures, seed, processes)
-        # the page shows those of all processes
+        # the page shows the pictures of all processes
         made = processes.gather_objects(list(zip(result.rows, result.samples, strict=True)))
         rows, samples = zip(*sorted(made, key=lambda row: row[0]), strict=True)
         results.append(replace(result, rows=list(rows), samples=list(samples)))

@@ -39,7 +39,14 @@ def launch(processes: int, words: Sequence[str]) -> int:
             if running.join():
                 return 0
         except ProcessExitedException as error:
-            return error.exit_code
+            if error.exit_code > 0:
+                return error.exit_code
+            # it could say nothing itself
+            name = signal.Signals(-error.exit_code).name
+            memory = "; SIGKILL often means that memory ran out" if name == "SIGKILL" else ""
+            text = f"process {error.error_index} of {processes} was ended by {name}{memory}"
+            print(f"flowalign: {text}; WORLD_SIZE=1 in the environment takes one process", file=sys.stderr)
+            return 1
         except KeyboardInterrupt:
             # a run ends with a checkpoint, and takes a second signal at once for the same
             for pid in running.pids():

@@ -1,7 +1,11 @@
 """Commands that start processes of their own; what `flowalign demo` makes in two is in tests/test_wheel.py."""
 
+import multiprocessing
 import os
+import re
 import sys
+import threading
+import time
 
 import pytest
 import torch
@@ -24,6 +28,17 @@ def test_a_command_takes_the_processors_of_a_cpu_unless_it_was_launched(monkeypa
 def test_what_all_processes_fail_by_is_said_once(capfd: pytest.CaptureFixture) -> None:
     assert launch.launch(2, ["train", "nowhere.yaml"]) == 2
     assert capfd.readouterr().err.count("nowhere.yaml") == 1
+
+
+def test_a_killed_process_is_named(capfd: pytest.CaptureFixture) -> None:
+    def kill() -> None:
+        while not (children := multiprocessing.active_children()):
+            time.sleep(0.01)
+        children[0].kill()
+
+    threading.Thread(target=kill).start()
+    assert launch.launch(2, ["train", "nowhere.yaml"]) == 1
+    assert re.search("process [01] of 2 was ended by SIGKILL", capfd.readouterr().err)
 
 
 def test_what_another_process_alone_fails_by_is_said(
