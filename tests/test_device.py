@@ -27,7 +27,7 @@ from tests.flowalign.training.processes import run_together
 
 SMALL = ["training.iterations=1", "training.prompts_per_iteration=2", "training.group_size=4"]
 SMALL += ["training.updates_per_iteration=1", "training.previews=0", "evaluation.prompts=null"]
-SMALL += ["training.micro_batch_size=4"]
+SMALL += ["training.micro_batch_size=4", "rollout.steps=4", "rollout.sigmas=null"]
 BETWEEN_MICRO_BATCHES = {
     "flowalign/algorithms/matching/base.py:noised": "which samples' seeds draw the noise of a micro-batch",
     "flowalign/algorithms/direct/base.py:score": "which samples' prompts the reward is asked about",

@@ -46,6 +46,8 @@ SPLIT = {
 }
 """what makes a small run one that processes can share"""
 QUICK = {"evaluation": {}, "training.previews": 0}
+# a group for each of two processes
+HEAVY = QUICK | {"training.prompts_per_iteration": 2}
 RUNS: dict[str, dict[str, Any]] = {
     "lora": {},
     "full": QUICK | {"model.lora": None, "algorithm.kl_weight": 0.1, "training.optimizer.learning_rate": 1e-5},
@@ -76,9 +78,9 @@ RUNS: dict[str, dict[str, Any]] = {
         "training.optimizer.learning_rate": 1e-5,
     },
     # trains further sets of weights, by whole groups
-    "tdm_r1": QUICK | {"algorithm": {"name": "tdm_r1", "levels": {"count": 2}, "reference_guidance": 2.0}},
+    "tdm_r1": HEAVY | {"algorithm": {"name": "tdm_r1", "levels": {"count": 2}, "reference_guidance": 2.0}},
     # its gradient flows through two calls of the network, each computed again
-    "draft": QUICK
+    "draft": HEAVY
     | {
         "rewards": [{"name": "tiny_clip"}],
         "algorithm": {"name": "draft", "last_steps": 2, "kl_weight": 1.0},
@@ -101,7 +103,7 @@ TEXTS = RUNS["draft"] | {
     "rollout.guidance": 2.0,
 }
 # a discriminator, which moves with weights that are not the policy's
-GAN = QUICK | {
+GAN = HEAVY | {
     "algorithm": {
         "name": "dmd2",
         "levels": {"count": 2},
