@@ -378,6 +378,11 @@ def test_a_saved_lora_gives_the_same_picture_in_plain_diffusers(
     loaded = tiny_policy()
     loaded.load(tmp_path)
     torch.testing.assert_close(pixels(loaded, loaded.sample(PROMPTS, SEEDS, steps=4)), expected, atol=1e-4, rtol=0)
+    with loaded.strength(0.7):
+        weaker = pixels(loaded, loaded.sample(PROMPTS, SEEDS, steps=4))
+    pipe.set_adapters(pipe.get_active_adapters(), 0.7)
+    torch.testing.assert_close(picture(pipe), weaker, atol=1e-4, rtol=0)
+    assert (weaker - expected).abs().max() > 0.01
 
 
 def test_a_saved_denoiser_gives_the_same_picture_in_plain_diffusers(tiny_policy: Make, tmp_path: Path) -> None:
