@@ -50,6 +50,9 @@ def load_for_sampling(
             algorithm = config.build_algorithm()
             if algorithm.samples_otherwise:
                 load_modules(algorithm.modules(policy), folder)
+        elif isinstance(sampling, Sampling) and isinstance(sampling.rlg, float):
+            # there is no LoRA to weigh
+            sampling = sampling.model_copy(update={"rlg": 1.0})
     else:
         policy = kind.from_pretrained(shipped(model), dtype, device, encode_options=ENCODE.get(model))
         sampling = Sampling()

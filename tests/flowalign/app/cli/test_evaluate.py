@@ -3,9 +3,12 @@
 import contextlib
 import io
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from flowalign.app.cli.evaluate import labels_of
 from flowalign.app.cli.main import main
@@ -85,6 +88,17 @@ def test_runs_are_compared_on_other_prompts_by_other_rewards(runs: tuple[Path, d
     # one run alone is its own measure
     alone = said("eval", two, *words[:-2])
     assert f"all reward {means['two']['reward']['mean']:.3f} ± {means['two']['reward']['error']:.3f}" in alone
+
+
+def test_the_base_of_a_run_that_is_evaluated_with_a_weaker_lora_has_no_lora_to_weigh(
+    runs: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    run = shutil.copytree(runs[0] / "one", tmp_path / "weaker")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["evaluation"] |= {"rlg": 0.7}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    _, before, after = re.split("sampled with", said("eval", str(run), "--base", "--pictures", "1"))
+    assert "rlg" not in before and "rlg 0.7" in after
 
 
 def test_a_run_is_watched_afterwards(
