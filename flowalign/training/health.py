@@ -20,6 +20,7 @@ SIGNS = {
     "gradient_norm": "the gradient's norm",
     "clip_fraction": "the share of clipped ratios",
     "kl": "the distance to the start weights",
+    "error": "the matching error",
 }
 """Metrics, without their engine's name, that grow in runs which unlearn."""
 GREW = 2.0

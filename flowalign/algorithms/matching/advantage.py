@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from flowalign.algorithms.base import AlgorithmSettings
+from flowalign.algorithms.matching.base import Points
 from flowalign.algorithms.matching.online import OnlineMatching, OnlineSettings
 from flowalign.config import Config, Named
 from flowalign.core.groups import group_mean_std
@@ -40,6 +41,8 @@ class AdvantageSettings(OnlineSettings):
     """groups of a prompt that an iteration draws twice are one group to the advantages, as in the authors' code"""
     kl_gate: KLGate | None = None
     """Apply the KL only to samples whose reward others do not confirm."""
+    own_error_weight: float = Field(0.0, ge=0)
+    """Weight of every sample's matching error, good or bad: it keeps the velocity that of the policy's own samples."""
 
 
 class AdvantageMatching(OnlineMatching):
@@ -99,3 +102,14 @@ class AdvantageMatching(OnlineMatching):
         doubt = ranks[0] - ranks[1:].mean(0)
         gated = (doubt > doubt[doubt >= 0].quantile(1 - gate.share)).float()
         return gated / gated.mean() if gated.any() else torch.ones_like(gated)
+
+    def penalized(self, loss: Tensor, points: Points) -> tuple[Tensor, dict[str, Tensor]]:
+        """Also with the weighted error of all samples.
+
+        Advantages have a sum of 0: where the velocity has left the mean of the policy's own samples, they do not pull
+        it back, and in long runs that distance grows.
+        """
+        loss, values = super().penalized(loss, points)
+        if self.settings.own_error_weight:
+            loss = loss + self.settings.own_error_weight * points.error
+        return loss, values

@@ -146,11 +146,13 @@ def test_the_warning_names_the_signs_that_grew_and_what_is_not_set_yet(
     with caplog.at_level(logging.WARNING):
         for iteration, reward in enumerate(COLLAPSED, start=1):
             signs = {"matching/kl": 1e-3 * iteration**2, "policy/gradient_norm": 0.04 + 2e-4 * iteration}
+            signs["matching/error"] = 0.6 + 0.01 * iteration
             health.see(iteration, {"reward/mean": reward, "learning_rate": 1e-3, **signs})
     (message,) = [record.getMessage() for record in caplog.records]
     end = int(message.split(":")[0].removeprefix("iteration "))
     then, now = (1e-3 * np.mean(np.arange(start, start + 10) ** 2) for start in (1, end - 9))
-    assert f"; the distance to the start weights went from {then:.2g} to {now:.2g}; it may fall further" in message
+    assert f"; the distance to the start weights went from {then:.2g} to {now:.2g}; " in message
+    assert "; the matching error went from 0.66 to 1.4; it may fall further" in message
     assert "a larger algorithm.kl_weight" in message and "gradient's norm" not in message
     assert ("keep_best" in message) != keeps_best
 

@@ -38,8 +38,8 @@ def grad_e(at: Points) -> Tensor:
     return 2 * off / off[0].numel()
 
 
-def advantage_times(scale: float) -> Any:
-    return lambda at: scale * wide(at.advantage) * grad_e(at)
+def advantage_times(scale: float, more: float = 0.0) -> Any:
+    return lambda at: wide(scale * at.advantage + more) * grad_e(at)
 
 
 def ghuber(at: Points) -> Tensor:
@@ -72,11 +72,13 @@ ROWS = [
     ("awm", {}, 1, ghuber),
     ("nft", {"adaptive": False}, 1, advantage_times(1)),
     ("nft", {"adaptive": False, "beta": 0.1}, 1, advantage_times(1)),
+    ("nft", {"adaptive": False, "own_error_weight": 0.3}, 1, advantage_times(1, more=0.3)),
     ("nft", {"beta": 0.1}, 1, adaptive),
     ("crd", {"adaptive": False}, GROUP, centred),
     ("crd", {"adaptive": False, "beta": 0.3}, GROUP, centred),
     ("dgpo", {}, GROUP, advantage_times(1 / 2)),
     ("dgpo", {"beta": 3, "against": "old"}, GROUP, advantage_times(1 / 2)),
+    ("dgpo", {"own_error_weight": 0.3}, GROUP, advantage_times(1 / 2, more=0.3)),
     ("rwr", {}, 1, advantage_times(1)),
     ("raft", {}, 1, grad_e),
     ("dpo", {"beta": 100}, 1, halves),
