@@ -42,7 +42,7 @@ class AdvantageSettings(OnlineSettings):
     kl_gate: KLGate | None = None
     """Apply the KL only to samples whose reward others do not confirm."""
     own_error_weight: float = Field(0.0, ge=0)
-    """Weight of every sample's matching error, good or bad: it keeps the velocity that of the policy's own samples."""
+    """Weight of the matching error of all samples, good and bad. It keeps the velocity near the policy's samples."""
 
 
 class AdvantageMatching(OnlineMatching):
