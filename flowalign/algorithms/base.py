@@ -129,7 +129,7 @@ class Algorithm(ABC, Generic[ConfigT, SamplerT, PolicyT, RolloutT, RecordT, Expe
     """Noun for its items, in messages."""
     idle: ClassVar[str] = ""
     """Reason why its gradient may be 0, for people; empty: what is usual for its kind of samples."""
-    noise: ClassVar[Literal["kernel", "own", "start"]] = "kernel"
+    noise: Literal["kernel", "own", "start"] = "kernel"
     """Noise that makes the samples of a group differ: the configured kernel's, the algorithm's own, or the start's."""
 
     def __init__(self, settings: AlgorithmSettings) -> None:

@@ -170,7 +170,7 @@ class Matching(
     Settings: ClassVar[type[base.AlgorithmSettings]] = MatchingSettings
     settings: MatchingSettings
     unit = "noise levels"
-    noise: ClassVar[Literal["kernel", "own", "start"]] = "start"
+    noise: Literal["kernel", "own", "start"] = "start"
     combines = base.Algorithm.combines - {"text_lora"}
     compares: ClassVar[frozenset[str]] = frozenset()
     """Weights that the loss compares the policy with: 'old', 'reference'."""

@@ -42,6 +42,11 @@ class OnlineMatching(Matching[Rollout, Record]):
     """Without an advantage a sample teaches nothing."""
     experience_type: ClassVar[type[MatchingExperience]] = MatchingExperience
 
+    def __init__(self, settings: OnlineSettings) -> None:
+        super().__init__(settings)
+        if settings.stochastic:
+            self.noise = "kernel"
+
     def check(self, config: Config) -> None:
         super().check(config)
         if self.settings.stochastic:

@@ -43,3 +43,10 @@ def test_a_kernel_that_nothing_samples_with_is_said(tmp_path: Path, caplog: pyte
     for number, more in enumerate(([], [*own, "algorithm.stochastic=true"])):
         small_run("tiny_sd3/nft", tmp_path, *more, f"name=without{number}")
     assert "has no effect" not in caplog.text
+
+
+def test_samples_of_a_group_share_their_start_where_the_sde_tells_them_apart() -> None:
+    shared = ["rollout.share_start_noise=true", "rollout.plan={name: window, start: 1, size: 1}"]
+    load(recipe("tiny_sd3/nft"), [*shared, "algorithm.stochastic=true"]).check(1)
+    with pytest.raises(ConfigError, match="would all be the same"):
+        load(recipe("tiny_sd3/nft"), shared).check(1)
