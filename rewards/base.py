@@ -23,7 +23,7 @@ from samplers.rows import Rows
 logger = logging.getLogger(__name__)
 
 SLOW = 60.0
-"""seconds after which a reward that has not answered is named on the screen, and again whenever they have doubled"""
+"""Seconds after which a reward that has not answered is named on the screen, and again whenever they have doubled."""
 NEEDS = frozenset({"image", "text", "prompt", "metadata", "reference", "frames", "latents", "sound"})
 Kind = Literal["pointwise", "pairwise", "group", "set"]
 Metadata = Sequence[Mapping[str, Any]]
@@ -31,7 +31,7 @@ Metadata = Sequence[Mapping[str, Any]]
 Steps = list[tuple[int, float]]
 """(how many characters of the text it ends after, reward) of each step, in order; a text's last step may say END"""
 END = 2**31
-"""the end of a text, however long"""
+"""End of a text, however long."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Scores(Rows):
     value: Tensor
     """[B] float32: the reward."""
     parts: dict[str, Tensor] = field(default_factory=dict)
-    """named [B] float32 values for the metrics and the gallery"""
+    """Named [B] float32 values for the metrics and the gallery."""
     steps: list[Steps] | None = None
     """Rewards of each text's steps, where a reward knows them; they add up to `value`."""
     weight: Tensor | None = None
@@ -66,13 +66,13 @@ class Spec:
     come whole. set: on all samples of the call. pairwise: there is a `compare` instead of a call; `WinRate` makes a
     group reward of it."""
     differentiable: bool = False
-    """it has `score_pixels`, and gradients flow from its value to the pixels"""
+    """Whether it has `score_pixels`, so that gradients flow from its value to the pixels."""
     deterministic: bool = True
-    """the same samples always get the same values, so that they may be cached"""
+    """Whether the same samples always get the same values, so that they may be cached."""
     scheduled: bool = False
-    """the value changes over training: it has an `advance` that must be told how far training is"""
+    """Whether the value changes over training: it has an `advance` that must be told how far training is."""
     off_device: bool = False
-    """it is computed by a server or on the CPU, without global random numbers: samples can be drawn meanwhile"""
+    """Whether a server or the CPU computes it, without global random numbers: samples can be drawn meanwhile."""
 
     def __post_init__(self) -> None:
         needs: Any = self.needs
@@ -96,7 +96,7 @@ class Latents:
     values: Tensor
     """[C, H, W], or [C, F, H, W] of a video, as the denoiser knows them; of a batch [B, ...]"""
     vae: tuple[Any, ...]
-    """class, scale and shift of the VAE that they are for; those of others have another meaning"""
+    """Class, scale and shift of the VAE that they are for; those of others have another meaning."""
 
 
 def vae_of(vae: Any) -> tuple[Any, ...]:
@@ -112,7 +112,7 @@ class Sound:
     waveform: np.ndarray
     """[T], or [C, T] of several channels, in [-1, 1]"""
     rate: int
-    """samples a second"""
+    """Samples in a second."""
 
     def at(self, rate: int) -> np.ndarray:
         """[T] one channel, their mean, at another rate."""
@@ -200,7 +200,7 @@ class Region:
     """A box of a picture and what it is worth."""
 
     box: list[float]
-    """left, top, right and bottom, in shares of the picture's sides"""
+    """Left, top, right and bottom, in shares of the picture's sides."""
     reward: float
     """Reward in [-1, 1]."""
 
@@ -311,7 +311,7 @@ class FunctionReward:
 
 
 UNPARSED = "unparsed"
-"""name of the part that is 1 where a judge's verdict could not be read"""
+"""Name of the part that is 1 where a judge's verdict could not be read."""
 
 
 def as_reward(reward: Reward | Callable[..., Sequence[float]]) -> Reward:

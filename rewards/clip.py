@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Backend = Literal["transformers", "open_clip"]
 PICK_SCORE = "yuvalkirstain/PickScore_v1"
 PICK_SCORE_PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
-"""whose tokenizer and picture settings PickScore has; its own repository is without"""
+"""Repository whose tokenizer and picture settings PickScore has; its own is without."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class DualEncoder:
     """[B, 3, H, W] preprocessed -> [B, D] unit vectors"""
     tokenize: Callable[[Sequence[str]], Mapping[str, Tensor]]
     tokens: Callable[..., Tensor]
-    """tokens of B texts -> [B, D] unit vectors"""
+    """Tokens of B texts -> [B, D] unit vectors."""
     preprocess: Preprocess
     scale: float
     device: torch.device

@@ -12,7 +12,7 @@ CONNECTIONS = 512
 UNASKED = 128
 """Connections that may be without a whole request; beyond them the oldest is closed."""
 HEADERS = 10.0
-"""seconds that a request's headers may take to arrive"""
+"""Seconds that a request's headers may take to arrive."""
 HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:@/\\\s]+))(?::[0-9]{1,5})?")
 
 

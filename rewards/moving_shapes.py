@@ -25,11 +25,11 @@ DIRECTIONS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}
 """Each word and its direction, down and across."""
 SIDES = (7, 8)
 PATH = 3.0
-"""pixels between the first and the last frame that count as moving; drawings go six"""
+"""Pixels between the first and the last frame that count as moving; drawings go six."""
 STRAIGHT = 2.0
-"""a movement to the left is this much longer than it is up or down"""
+"""Factor by which a movement to the left is longer than it is up or down."""
 STEP = 0.2
-"""pixels between two frames that count as moving; drawings go one"""
+"""Pixels between two frames that count as moving; drawings go one."""
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class Reader(nn.Module):
             )
         self.width: int = config.text_config.hidden_size
         self.side: int = self.processor.image_processor.patch_size * self.processor.image_processor.merge_size
-        """pixels of a merged patch, of which every side of a picture is a multiple"""
+        """Pixels of a merged patch, of which every side of a picture is a multiple."""
 
     @property
     def device(self) -> torch.device:

@@ -33,17 +33,17 @@ class Preprocess:
     """Picture settings of a model."""
 
     size: tuple[int, int]
-    """height and width in pixels"""
+    """Height and width in pixels."""
     fit: Literal["crop", "pad", "squash", "square"] = "crop"
     """crop: the shorter side to `shorter`, then the centre; pad: the longer side to size, then black bars; squash:
     both sides; square: bars of the mean colour make it square first"""
     shorter: int | None = None
-    """default the shorter side of size"""
+    """Length of the shorter side after `crop`; default that of size."""
     mean: tuple[float, ...] = CLIP_MEAN
     std: tuple[float, ...] = CLIP_STD
     resample: Resampling = Resampling.BICUBIC
     round_centre: bool = True
-    """an odd margin is halved to the nearest even number, as torchvision does; False: down, as transformers does"""
+    """Whether half an odd margin is rounded to an even number, as in torchvision; False: down, as in transformers."""
 
     def images(self, images: Sequence[Image]) -> Tensor:
         """[B, 3, H, W] normalised float32 on the CPU; resized by PIL in 8 bits, as the checkpoints were trained.

@@ -35,11 +35,11 @@ class Traits:
     """Declarations of a kernel; by default it is a Gaussian with any eta from 0."""
 
     largest_eta: float = math.inf
-    """1 where eta is the share of the noise that a step replaces"""
+    """Largest eta that works: 1 where eta is the share of the noise that a step replaces."""
     log_prob: Callable[[Tensor, Tensor, Tensor], Tensor] = gaussian_log_prob
     """The function of (value, mean, std) that gives it."""
     learned: bool = False
-    """a network decides on the noise, not the levels and eta alone"""
+    """Whether a network decides on the noise, not the levels and eta alone."""
 
 
 GAUSSIAN = Traits()
@@ -142,7 +142,7 @@ def ddim(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tensor) -
 
 
 FIRST_LEVEL = math.sqrt(0.00085) / (math.sqrt(0.00085) + math.sqrt(1 - 0.00085))
-"""sigma at timestep 0 of Stable Diffusion 1.5, 2 and XL"""
+"""Sigma at timestep 0 of Stable Diffusion 1.5, 2 and XL."""
 
 
 @declares(Traits(largest_eta=1))

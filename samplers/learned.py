@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from samplers.kernels import Kernel, Traits, declares
 
 FREQUENCIES = 8
-"""octaves of the sinusoidal features of sigma"""
+"""Octaves of the sinusoidal features of sigma."""
 
 
 class LearnedNoise(nn.Module):

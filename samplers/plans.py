@@ -231,7 +231,7 @@ class Calibrated:
     literal: bool = False
     levels: list[float] = field(init=False, default_factory=list)
     counts: list[list[float]] = field(init=False, default_factory=list)
-    """two rows: positive and negative gains of each step"""
+    """Two rows: positive and negative gains of each step."""
     done: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:

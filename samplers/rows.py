@@ -10,7 +10,7 @@ from torch import Tensor
 from samplers.stored import Stored
 
 SHARED = {"shared": True}
-"""metadata of a field whose tensor has no row a sample"""
+"""Metadata of a field whose tensor has no row for each sample."""
 
 
 @dataclass

@@ -84,9 +84,10 @@ def shown(annotation: object) -> str:
         return f"{origin.__name__} of {' to '.join(shown(member) for member in inner)}" if inner else origin.__name__
     if origin is typing.Annotated:
         return shown(inner[0])
-    names = {"str": "text", "int": "integer", "float": "number", "bool": "true or false"}
-    has_name = isinstance(annotation, type) and issubclass(annotation, BaseModel) and "name" in annotation.model_fields
-    return "name and settings" if has_name else names.get(getattr(annotation, "__name__", ""), str(annotation))
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "name and settings" if "name" in annotation.model_fields else "section"
+    names = {"str": "text", "int": "integer", "float": "number", "bool": "true or false", "Any": "any value"}
+    return names.get(getattr(annotation, "__name__", ""), str(annotation))
 
 
 def table(section: str | None = None, text: bool = False) -> list[Key]:

@@ -19,7 +19,7 @@ class Batch(Rows):
     prompts: list[str]
     metadata: list[dict[str, Any]]
     group: list[int]
-    """group number of each sample, the same on every process layout"""
+    """Group number of each sample, the same on every process layout."""
     seeds: list[int]
     """Seeds of the start noise."""
     noise_seeds: list[int]

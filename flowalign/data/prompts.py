@@ -49,9 +49,9 @@ class OneList(Section):
     split: str | None = None
     subset: str | None = None
     where: dict[str, list[str | int]] = {}
-    """keep the prompts whose metadata has one of these values"""
+    """Values of the metadata that a prompt must have, one of each list."""
     limit: int | None = Field(None, ge=1)
-    """use this many prompts, spread evenly over the list"""
+    """Number of prompts to use, spread evenly over the list."""
     metadata: dict[str, Any] = {}
     """Metadata of every prompt, besides its own; rewards and selections tell tasks apart by it."""
 
@@ -60,7 +60,7 @@ class PromptList(OneList):
     """The keys of a configuration that say which prompts, from one list or several."""
 
     also: list[OneList] = []
-    """further lists, each with these keys, whose prompts follow"""
+    """Further lists, each with these keys, whose prompts follow."""
 
 
 class Difficulty(Section):
@@ -79,7 +79,7 @@ class Prompts:
     noun: ClassVar[str] = "prompt"
     """Noun for messages."""
     samples: ClassVar[tuple[str, ...]] = ()
-    """keys of the metadata that name files of pictures or videos to learn from"""
+    """Keys of the metadata that name files of pictures or videos to learn from."""
     texts: list[str]
     metadata: list[dict[str, Any]]
 

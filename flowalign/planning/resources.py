@@ -30,9 +30,9 @@ class GPU:
     memory: float
     """Memory in GB, of 10^9 bytes."""
     half: float
-    """TFLOP/s of dense matrix products in bfloat16 and float16, with float32 sums"""
+    """TFLOP/s of dense matrix products in bfloat16 and float16, with float32 sums."""
     single: float
-    """TFLOP/s in float32, without TF32"""
+    """TFLOP/s in float32, without TF32."""
     bandwidth: float
     """TB/s between the memory and the processors."""
 

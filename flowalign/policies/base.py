@@ -65,9 +65,9 @@ class Policy(Generic[R]):
         self.network = network
         self.device = torch.device(device)
         self.model: nn.Module = network
-        """the network as the trainer wraps it, for calls with gradients; `network` outside distributed training"""
+        """The network as the trainer wraps it, for calls with gradients; `network` outside distributed training."""
         self._bare: nn.Module = network
-        """the network for calls without: a wrapper would wait for the other processes"""
+        """The network for calls without: a wrapper would wait for the other processes."""
         self.dtype: torch.dtype = network.dtype
         self.autocast: torch.dtype | None = None
         """Precision of the forward pass, where it is lower than that of the weights."""
@@ -75,14 +75,14 @@ class Policy(Generic[R]):
         self.lora_config: LoraConfig | None = None
         """Settings of the trained adapter."""
         self.forwards = 0
-        """samples the network was evaluated on so far"""
+        """Samples the network was evaluated on so far."""
         self._reference: nn.Module | None = None
         self.lora_path: str | None = None
         """Path of the adapter that training starts from, whose weights the reference has."""
         self._others: dict[str, str] = {}
-        """names on the network of further adapters, by their paths"""
+        """Names on the network of further adapters, by their paths."""
         self.companions: dict[str, nn.Module] = {}
-        """further networks with adapters that are trained, by name; each process has them whole"""
+        """Further networks with adapters that are trained, by name; each process has them whole."""
         self.snapshots: Snapshots | None = None
         """Named copies of the trained weights, where a training keeps some."""
         network.requires_grad_(False).eval()

@@ -12,15 +12,15 @@ from flowalign.settings import Section
 
 class Lora(Section):
     path: str | None = None
-    """an adapter to start from, which is the reference too: a file, a folder or a hub name, as diffusers or peft reads
-    it; rank, alpha, targets and init are then its own"""
+    """An adapter to start from, which is the reference too: a file, a folder or a hub name, as diffusers or peft reads
+    it; rank, alpha, targets and init are then its own."""
     rank: int = Field(32, ge=1)
     alpha: float = Field(64, gt=0)
     """Default: twice the rank."""
     targets: list[str] | Literal["all-linear"] | None = None
-    """module names, or all linear layers but the output's; default the model family's"""
+    """Module names, or all linear layers but the output's; default the model family's."""
     init: bool | str = True
-    """peft's init_lora_weights"""
+    """Value of peft's `init_lora_weights`."""
 
     @model_validator(mode="after")
     def _scale_with_rank(self) -> Self:
@@ -37,11 +37,11 @@ class TextLora(Section):
     """Default: twice the rank."""
     targets: list[str] = ["q_proj", "k_proj", "v_proj", "out_proj"]
     init: bool | str = True
-    """peft's init_lora_weights"""
+    """Value of peft's `init_lora_weights`."""
     encoders: list[str] = Field(["text_encoder"], min_length=1)
     """The pipeline's names of the trained text encoders."""
     denoiser: bool = True
-    """the denoiser's LoRA is trained too; false leaves the denoiser as it is, and there is none"""
+    """Whether the denoiser has a LoRA that is trained too; false leaves the denoiser as it is."""
 
     @model_validator(mode="after")
     def _scale_with_rank(self) -> Self:
@@ -61,11 +61,11 @@ class Network(Section):
     autocast: Literal["bfloat16", "float16"] | None = None
     """Lower precision of the forward pass over frozen weights in float32, twice the memory; null: that of `dtype`."""
     lora: Lora | None = Lora()
-    """null trains every weight"""
+    """LoRA that is trained; null trains every weight."""
     gradient_checkpointing: bool = False
-    """compute activations again in the backward pass: a third more time, a fraction of the memory"""
+    """Whether the backward pass computes activations again: a third more time, a fraction of the memory."""
     tf32: bool = True
-    """float32 products on NVIDIA GPUs, those of rewards too, round their factors to 10 bits: several times faster"""
+    """Whether float32 products on NVIDIA GPUs, those of rewards too, round factors to 10 bits: several times faster."""
 
     @model_validator(mode="after")
     def _autocasts_float32(self) -> Self:
@@ -98,25 +98,25 @@ class Model(Network):
     config: str | None = None
     """Pipeline (folder or hub name) that describes a single file and has its missing parts; default: a guess."""
     attention: str | None = None
-    """diffusers attention backend: native (default), xformers, flash, ..."""
+    """Attention backend of diffusers: native (default), xformers, flash, ..."""
     encode: dict[str, Any] = {}
-    """arguments of the pipeline's prompt encoding, e.g. max_sequence_length"""
+    """Arguments of the pipeline's prompt encoding, e.g. max_sequence_length."""
     embeddings: str | None = None
     """Folder of prompts' embeddings, shared by runs; where all are there, no text encoder is loaded."""
     text_lora: TextLora | None = None
-    """train the text encoders too, or alone; for methods that learn from the steps of a rollout"""
+    """LoRA of the text encoders, trained too, or alone; for methods that learn from the steps of a rollout."""
     base_bits: Literal[4, 8, "fp8"] | None = None
     """Bits of frozen weights under a LoRA: 4 or 8 by bitsandbytes (GPUs only), fp8 (e4m3) by torchao; extras."""
     offload_vae: bool = False
-    """the VAE stays in the CPU's memory and visits the device to decode, as the text encoders do to encode"""
+    """Whether the VAE stays in the CPU's memory and visits the device to decode, as text encoders do to encode."""
     offload_text: bool = False
-    """the text encoders never come to the device: they encode in the CPU's memory, each prompt once, and slower"""
+    """Whether the text encoders stay off the device: the CPU encodes, each prompt once, and slower."""
     tile_vae: bool = False
-    """decode large pictures tile by tile; neighbours blend, which changes pixels a little"""
+    """Whether large pictures are decoded tile by tile; neighbours blend, which changes pixels a little."""
     slice_vae: bool = False
-    """decode one picture at a time"""
+    """Whether one picture is decoded at a time."""
     compile: bool = False
-    """torch.compile the denoiser's repeated blocks: minutes once, then faster steps"""
+    """Whether torch compiles the denoiser's repeated blocks: minutes once, then faster steps."""
     context_parallel: ContextParallel = ContextParallel()
 
 
@@ -141,8 +141,8 @@ class MaskedDiffusion(Section):
     steps: int = Field(8, ge=1)
     """Steps from masks to a text."""
     order: Literal["rates", "confidence"] = "rates"
-    """each position opens by itself, at the rates of the discrete flow; or the same number a step, those first whose
-    tokens are the most probable (LLaDA's low-confidence remasking)"""
+    """Order in which positions open: each by itself, at the rates of the discrete flow; or as many a step, those
+    first whose tokens are the most probable (LLaDA's low-confidence remasking)."""
 
 
 class TextModel(Network):
@@ -151,18 +151,18 @@ class TextModel(Network):
     """Folder, hub name (owner/name@commit works) of a causal language model, or the shipped 'tiny_lm'; with `diffusion`
     of a masked one, or 'tiny_masked_lm'."""
     padding: Literal["left", "right", "packed"] = "left"
-    """side of the padding when log-probabilities are computed, or packed: short texts share a row (transformers tells
-    them apart by their positions); sampling always pads on the left"""
+    """Side of the padding when log-probabilities are computed, or packed: short texts share a row (transformers tells
+    them apart by their positions); sampling always pads on the left."""
     chat: bool = False
-    """prompts are a user's turn, put into the tokenizer's chat template"""
+    """Whether prompts are a user's turn, put into the tokenizer's chat template."""
     system: str | None = None
-    """the system's turn before it"""
+    """Text of the system's turn before it."""
     chat_template: str | None = None
     """File of a chat template in Jinja, in the place of the tokenizer's; it is saved with the model."""
     chat_template_kwargs: dict[str, Any] = {}
     """Further arguments of the chat template, such as {enable_thinking: false}."""
     images: bool = False
-    """an image-text-to-text model: a prompt is a user's turn that shows the pictures under 'image' in its metadata"""
+    """Whether it is an image-text-to-text model: a prompt is a turn with the pictures under 'image' in its metadata."""
     draws: Draws | None = None
     """Pictures of an Emu3, which are scored in the place of texts: picture tokens are actions like words."""
     diffusion: MaskedDiffusion | None = None
@@ -173,12 +173,12 @@ class Snapshot(Section):
     """A copy of the trained weights: snapshot = decay * snapshot + (1 - decay) * policy."""
 
     decay: float | str = 0.0
-    """0 copies the policy, 1 stays; or 'start-value-slope-end': value + slope * (updates - start) from the update
-    `start` on, at most end, and before it value"""
+    """Share of itself that a move leaves: 0 copies the policy, 1 stays; or 'start-value-slope-end': value + slope *
+    (updates - start) from the update `start` on, at most end, and before it value."""
     every: Literal["iteration", "update"] = "iteration"
     """Event at which the snapshot moves."""
     interval: int = Field(1, ge=1)
-    """iterations, or updates, from one move to the next"""
+    """Iterations, or updates, from one move to the next."""
     of: str = "policy"
     """Weights that are copied: the policy's, or another of the algorithm's sets of weights."""
 
@@ -206,13 +206,13 @@ class Role(Section):
     """Another set of weights of the policy's network, trained before the policy in each of its updates."""
 
     learning_rate: float | None = Field(None, gt=0)
-    """default the policy's; its schedule is the policy's"""
+    """Learning rate of these weights; default the policy's. Its schedule is the policy's."""
     betas: tuple[float, float] | None = None
-    """default the policy's"""
+    """Betas of Adam for these weights; default the policy's."""
     updates: int = Field(1, ge=1)
     """Updates for one update of the policy."""
     alone: int = Field(0, ge=0)
-    """updates of the policy at the start of training that are left out, so that it is ready when the policy moves"""
+    """Updates of the policy at the start of training that are left out, so that it is ready when the policy moves."""
 
 
 def _numbers(decay: float | str) -> list[float] | None:
@@ -229,7 +229,7 @@ class SamplingSettings(Section):
     """Settings of all sampling."""
 
     batch_size: int = Field(16, ge=1)
-    """samples a network call, each process"""
+    """Samples in a network call, each process."""
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of a policy's `sample`."""
@@ -264,7 +264,7 @@ class Sampling(SamplingSettings):
     negative_prompt: str = ""
     """Prompt that guidance leads away from; a line of the prompt file may have its own 'negative_prompt'."""
     sigmas: list[float] | None = None
-    """noise levels before the pipeline's own shift; default its scheduler's"""
+    """Noise levels before the pipeline's own shift; default its scheduler's."""
     order: Literal[1, 2] = 1
     """Order of the solver from the last stochastic step on: 1 is Euler's rule, 2 DPM-Solver++ (2M)."""
     height: int | None = Field(None, ge=8)
@@ -338,17 +338,17 @@ class TextSampling(SamplingSettings):
     max_new_tokens: int = Field(256, ge=1)
     """Length at which a text without an end is cut; with an environment, a turn."""
     temperature: float = Field(1.0, ge=0)
-    """0 takes the most probable token"""
+    """Temperature of sampling; 0 takes the most probable token."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Draw from the most probable tokens up to this probability together; it counts in log-probabilities too."""
     top_k: int = Field(0, ge=0)
     """Draw from this many most probable tokens; 0: all."""
     min_p: float = Field(0.0, ge=0, le=1)
-    """draw from tokens of at least this share of the largest probability"""
+    """Share of the largest probability that a token must have to be drawn."""
     repetition_penalty: float = Field(1.0, gt=0)
-    """divides the logits of tokens that came before, where positive, and multiplies them, where negative"""
+    """Divisor of the positive logits of tokens that came before, and factor of the negative ones."""
     batch_size: int = Field(64, ge=1)
-    """texts a network call, each process"""
+    """Texts in a network call, each process."""
     continuous_batching: bool = False
     """Whether a text that ends gives its row of the batch to the next prompt, so that none waits for the longest."""
 

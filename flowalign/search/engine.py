@@ -105,7 +105,7 @@ class Engine:
         self.metadata, self.arguments = dict(metadata or {}), sampling.arguments() | {"order": 1}
         self.batch_size: int = self.arguments["batch_size"]
         self.started = 0
-        """start noises so far"""
+        """Start noises so far."""
         self.random = torch.Generator().manual_seed(derive_seed(seed, 1))
         """Generator of all random choices."""
         self.rollout = self._dry(1)
@@ -116,7 +116,7 @@ class Engine:
         self.best: Tensor | None = None
         """[...] latents of the best finished sample"""
         self.unit = self.rollout.conditions.branches * sampling.networks
-        """forwards of one velocity"""
+        """Forwards of one velocity."""
         calls = budget.kind == "reward_calls"
         whole = self.steps * self.unit if budget.kind == "samples" else 1
         self.budget = budget

@@ -18,11 +18,11 @@ class Node:
     """A state that a search scored."""
 
     parent: int | None
-    """number of the node that it came from"""
+    """Number of the node that it came from."""
     step: int
     """Number of the step: 0 the start noise, T a finished sample."""
     score: float
-    """reward of the finished sample, or of the x0 predicted there"""
+    """Reward of the finished sample, or of the x0 predicted there."""
     forwards: int
     """Network evaluations up to its score."""
     kept: bool = True
@@ -36,7 +36,7 @@ class Candidate:
     score: float
     node: int
     sample: Any
-    """a picture, or a video as a list of them"""
+    """A picture, or a video as a list of them."""
 
 
 @dataclass(kw_only=True)
@@ -48,9 +48,9 @@ class SearchResult:
     steps: int
     nodes: list[Node] = field(default_factory=list)
     forwards: int = 0
-    """network evaluations, each branch of guidance one; a gradient counts as two more"""
+    """Network evaluations, each branch of guidance one; a gradient counts as two more."""
     reward_calls: int = 0
-    """samples scored"""
+    """Samples scored."""
     log_mean: float | None = None
     """Estimate of log E[exp(strength * reward)] over plain samples, from methods that weigh particles."""
     first: Candidate | None = None

@@ -33,14 +33,14 @@ class Local:
     __pydantic_config__ = {"extra": "forbid"}
 
     model: str
-    """folder or hub name, or 'tiny_vlm', which comes with flowalign; a language model judges texts alone"""
+    """Folder or hub name, or 'tiny_vlm', which comes with flowalign; a language model judges texts alone."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str | None = None
-    """default: this process's GPU where there is one"""
+    """Device of the model; default this process's GPU where there is one."""
     batch_size: int = 8
-    """questions a network call"""
+    """Questions in a network call."""
     cache: str | None = None
-    """folder where answers are kept, so that the same question is asked once"""
+    """Folder where answers are kept, so that the same question is asked once."""
 
     def build(self, name: str) -> Judge:
         device = str(pick_device(self.device or "auto"))
@@ -78,7 +78,7 @@ class LocalJudge:
         self.tokenizer = processor.tokenizer
         self.tokenizer.padding_side = "left"
         self.differentiable = isinstance(getattr(processor, "image_processor", None), TorchvisionBackend)
-        """the processor prepares pictures by torch, which passes gradients on"""
+        """Whether the processor prepares pictures by torch, which passes gradients on."""
 
     @torch.no_grad()
     def choose(self, questions: Sequence[Question], labels: Sequence[str]) -> list[list[float] | None]:

@@ -20,11 +20,11 @@ class OwnModel:
     __pydantic_config__ = {"extra": "forbid"}
 
     own: Literal[True]
-    """always true"""
+    """Always true."""
     weights: str | None = None
-    """snapshot of `training.snapshots` that judges; default the current weights, as published"""
+    """Snapshot of `training.snapshots` that judges; default the current weights, as published."""
     batch_size: int = 8
-    """questions a network call"""
+    """Questions in a network call."""
 
     def build(self, name: str) -> "OwnJudge":
         return OwnJudge(name, self.weights, self.batch_size, usage_of(name))

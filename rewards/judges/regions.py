@@ -15,7 +15,7 @@ from rewards.judges.template import NUMBER
 BOX = re.compile(
     r"box\s*:\s*\[?\s*" + r"\s*,\s*".join([r"(\d+)"] * 4) + r"\s*\]?\s+(?:score)\s*:\s*\[?" + NUMBER, re.IGNORECASE
 )
-"""a box in thousandths of the sides, and the score after it"""
+"""A box in thousandths of the sides, and the score after it."""
 
 
 class RegionJudge(JudgeReward):

@@ -28,19 +28,19 @@ class Served:
     url: str
     """Address without /chat/completions, e.g. http://127.0.0.1:8000/v1."""
     model: str
-    """the name the server gives the model"""
+    """Name that the server gives the model."""
     concurrency: int = 32
-    """requests in flight"""
+    """Requests in flight."""
     timeout: float = 300.0
-    """seconds a request may take"""
+    """Seconds that a request may take."""
     patience: float = 600.0
-    """seconds to wait for a server that is down, before the run stops with an error"""
+    """Seconds to wait for a server that is down, before the run stops with an error."""
     token_variable: str | None = None
-    """environment variable with the server's key"""
+    """Environment variable with the server's key."""
     price: tuple[float, float] | None = None
     """Prices of a million tokens of questions and of replies, in any currency; the metrics have the cost."""
     cache: str | None = None
-    """folder where answers are kept, so that the same question is asked once"""
+    """Folder where answers are kept, so that the same question is asked once."""
 
     def build(self, name: str) -> Judge:
         usage = usage_of(name, self.price)

@@ -45,7 +45,7 @@ class ThoughtPRM:
 
     name = "thought_prm"
     bounds_sum = True
-    """advantages that centre each step would undo it"""
+    """Whether it bounds the sum of steps, which advantages that centre each step would undo."""
 
     def __init__(
         self,

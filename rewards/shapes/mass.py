@@ -15,7 +15,7 @@ from rewards.shapes.grammar import parse
 from rewards.vision import to_tensor
 
 FILL = {"circle": np.pi / 4, "square": 1.0, "triangle": 0.56}
-"""share of its box that a shape covers"""
+"""Share of its box that a shape covers."""
 NEAREST = 0.02
 """Temperature of a pixel's choice among colours, in the same units as pixels."""
 COVERED = 0.1

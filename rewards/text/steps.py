@@ -196,7 +196,7 @@ class ClipBound(OfSteps):
     """
 
     bounds_sum = True
-    """advantages that centre each step would undo it"""
+    """Whether it bounds the sum of steps, which advantages that centre each step would undo."""
 
     def __init__(self, reward: Reward, threshold: float = 0.0) -> None:
         super().__init__([reward], "clip")
@@ -214,7 +214,7 @@ class DeltaBound(OfSteps):
     """
 
     bounds_sum = True
-    """advantages that centre each step would undo it"""
+    """Whether it bounds the sum of steps, which advantages that centre each step would undo."""
 
     def __init__(self, reward: Reward) -> None:
         super().__init__([reward], "delta")

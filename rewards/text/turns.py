@@ -15,9 +15,9 @@ class Turn:
     begin: int
     """Characters of the text before it."""
     end: int
-    """characters of the text up to its end; the environment's answer follows"""
+    """Characters of the text up to its end; the environment's answer follows."""
     context: int
-    """tokens of the transcript before it"""
+    """Tokens of the transcript before it."""
     reward: float
     state: str
 

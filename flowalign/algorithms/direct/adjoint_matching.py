@@ -33,7 +33,7 @@ from samplers import derive_seed
 from samplers.noise import generators
 
 MEMORYLESS = {"ddim": 1.0, "flow_sde": 2**0.5}
-"""the eta of each kernel that forgets the start noise"""
+"""Eta of each kernel that forgets the start noise."""
 EARLY = 0.6
 """Share of the steps from which half of a sample's learned steps are drawn."""
 

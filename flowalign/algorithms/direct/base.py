@@ -38,7 +38,7 @@ class DirectSettings(base.AlgorithmSettings):
     reward_weight: float = Field(1.0, gt=0)
     """Weight of the reward in the loss."""
     margin: float | None = None
-    """samples of a higher reward have no gradient: the loss is relu(margin - reward); null: it is -reward"""
+    """Reward above which a sample has no gradient: the loss is relu(margin - reward); null: it is -reward."""
     kl_weight: float = Field(0.0, ge=0)
     """Weight of the mean squared difference of the window's velocities from the start weights'."""
 

@@ -19,7 +19,7 @@ from flowalign.policies.diffusion.window import GradientWindow
 
 class DRaFTSettings(LastStepsSettings):
     draws: int = Field(0, ge=0)
-    """DRaFT-LV: times that a finished sample is noised again for the last step; published: 2"""
+    """DRaFT-LV: times that a finished sample is noised again for the last step; published: 2."""
 
 
 class DRaFT(LastSteps):

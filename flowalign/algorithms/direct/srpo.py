@@ -29,12 +29,12 @@ from rewards import Latents, Scores
 class SRPOSettings(DirectSettings):
     margin: float | None = 0.7
     wanted: list[str] = Field(["Natural-lighting", "Detail", "Detailed", "Real"], min_length=1)
-    """prefixes of the prompt, an iteration each in turn, with a full stop between; an empty one: the prompt alone"""
+    """Prefixes of the prompt, an iteration each in turn, with a full stop between; an empty one: the prompt alone."""
     unwanted: list[str] = Field(["Concept art", "Painting", "Anime", "Flat", "Oil"], min_length=1)
     steps: tuple[int, int] = (3, 12)
     """Steps of the schedule, the noisiest and the cleanest to jump from; published: the levels of these two of 25."""
     jump: int = Field(1, ge=1)
-    """steps between two levels"""
+    """Steps between two levels."""
     k_denoising: tuple[float, float] = (0.1, 0.25)
     """Discount at the cleanest and at the noisiest level; published for HPSv2, and (0.1, 0.5) for PickScore."""
     k_inversion: tuple[float, float] = (0.3, 0.01)

@@ -38,7 +38,7 @@ class AdvantageSettings(OnlineSettings):
     largest_mean: float | None = None
     """Mean reward from which on a group is left out; published: 0.9."""
     pool_prompts: bool = False
-    """groups of a prompt that an iteration draws twice are one group to the advantages, as in the authors' code"""
+    """Whether groups of a prompt that an iteration draws twice are one group to advantages, as in the authors' code."""
     kl_gate: KLGate | None = None
     """Apply the KL only to samples whose reward others do not confirm."""
     own_error_weight: float = Field(0.0, ge=0)

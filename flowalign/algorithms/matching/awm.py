@@ -26,13 +26,13 @@ class AWMSettings(AdvantageSettings):
     """Function of the error e at noise level t: e, t e, t^2 e, t sqrt(e), or t e^power / power."""
     power: float = Field(0.25, gt=0)
     advantage_max: float = Field(5.0, gt=0)
-    """the advantage that counts as 1; larger ones do too"""
+    """Advantage that counts as 1; larger ones do too."""
     kl_weight: float = Field(1e-3, ge=0)
     """Weight of the mean squared difference from the start weights; published: 0.001, OCR 0.003, PickScore 0.0001."""
     old_weight: float = Field(1.0, ge=0)
     """Weight of the mean squared difference from the velocity of the snapshot `old`."""
     old: Snapshot = Snapshot(decay="0-0-0.001-0.3")
-    """the close average, `kl_ema` in the authors' code"""
+    """Average close to the policy, `kl_ema` in the authors' code."""
 
 
 class AWM(AdvantageMatching):

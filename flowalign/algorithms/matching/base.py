@@ -43,7 +43,7 @@ class MatchingSettings(base.AlgorithmSettings):
     reference: str | None = None
     """Snapshot (`training.snapshots`) in the place of the start weights in the loss and its penalty."""
     reference_guidance: float | None = Field(None, ge=1)
-    """classifier-free scale of the reference's velocity; default `guidance`"""
+    """Classifier-free scale of the reference's velocity; default `guidance`."""
 
 
 @dataclass(kw_only=True)
@@ -115,7 +115,7 @@ class MatchingExperience(base.Experience):
     """Rollout that made them, None where they are pictures of the data."""
     scores: Scores | None = None
     only_advantages: bool = False
-    """the loss is one of advantages alone"""
+    """Whether the loss is one of advantages alone."""
     kept: Tensor | None = None
     """[B] bool: the samples that an update's mean is over, None: all"""
     held: Tensor | None = None
@@ -175,7 +175,7 @@ class Matching(
     compares: ClassVar[frozenset[str]] = frozenset()
     """Weights that the loss compares the policy with: 'old', 'reference'."""
     whole_groups: ClassVar[bool] = False
-    """the loss looks at all members of a group at once: an item is a group at a level"""
+    """Whether the loss looks at all members of a group at once: an item is a group at a level."""
 
     def __init__(self, settings: MatchingSettings) -> None:
         super().__init__(settings)

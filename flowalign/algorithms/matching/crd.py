@@ -30,15 +30,15 @@ class CRDSettings(AdvantageSettings):
     adaptive: bool = True
     """Divide each squared error by the mean size of its own elements."""
     temperature: float | None = Field(None, gt=0)
-    """centre once on the good members, by a softmax of rewards over this, and once on the bad; null: on the mean"""
+    """Softmax temperature of rewards by which groups are centred, on the good and on the bad; null: on the mean."""
     advantage_max: float = Field(5.0, gt=0)
-    """the advantage that counts as entirely good; advantages are clipped there"""
+    """The advantage that counts as entirely good; advantages are clipped there."""
     kl_weight: float = Field(0.1, ge=0)
     """Weight of the mean squared difference from the start weights' velocity, for an entirely good sample."""
     least_kl_weight: float = Field(1e-4, ge=0)
     """The same weight for an entirely bad sample."""
     reference_guidance: float | None = Field(4.5, ge=1)
-    """classifier-free scale of the reference's velocity"""
+    """Classifier-free scale of the reference's velocity."""
     old: Snapshot = Snapshot(decay="0-0.25-0.005-0.999")
     """Snapshot that implicit rewards refer to."""
     sampling: Snapshot = Snapshot(decay="75-0-0.0075-0.999")

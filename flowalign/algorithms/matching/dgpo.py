@@ -39,7 +39,7 @@ class DGPOSettings(AdvantageSettings):
     kl_weight: float = Field(0.02, ge=0)
     """Weight of the mean squared difference from the start weights' velocity; published: 0.02, 0.001 for PickScore."""
     old: Snapshot = Snapshot(decay="0-0-0.001-0.3", every="update")
-    """the close average, `ema_ref` in the authors' code"""
+    """Average close to the policy, `ema_ref` in the authors' code."""
     switch_after: int = Field(200, ge=0)
     """Updates during which the policy samples; then `old` does; published: 200, 500 for GenEval."""
 

@@ -46,7 +46,7 @@ class GDMDSettings(DistributionSettings):
     scale: Scale = "batch"
     """Targets whose standard deviation of rewards advantages are divided by: a sample's ('group'), all, or none."""
     advantage_max: float = Field(1.0, gt=0)
-    """the advantage that counts as entirely good"""
+    """The advantage that counts as entirely good."""
     distillation_weight: float = Field(1.0, ge=0)
     """Weight of the plain distance to the targets."""
 

@@ -21,7 +21,7 @@ class NegativeAwareSettings(AdvantageSettings):
     adaptive: bool = True
     """Errors are of clean samples, each over the mean size of its own; false: of velocities, as in the paper."""
     advantage_max: float = Field(5.0, gt=0)
-    """the advantage that counts as entirely good; advantages are clipped there"""
+    """The advantage that counts as entirely good; advantages are clipped there."""
     mode: Literal["all", "positive_only", "negative_only", "one_only", "binary"] = "all"
     """Advantages that count: all, those above 0 or below it (others are 0), those above 0 as 1, or their signs."""
     kl_weight: float = Field(1e-4, ge=0)

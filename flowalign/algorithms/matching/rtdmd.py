@@ -55,7 +55,7 @@ class RTDMDSettings(DistributionSettings):
     reward_weight: float = Field(1e-4, ge=0)
     """Weight of the reward at the last step; 0: a reward without gradient works."""
     margin: float = 3.0
-    """the reward from which on it has no gradient there"""
+    """Reward from which on a sample has no gradient there."""
     consistency_weight: float = Field(0.01, ge=0)
     """Weight of the fake's agreement with itself."""
 
@@ -63,7 +63,7 @@ class RTDMDSettings(DistributionSettings):
 @dataclass(kw_only=True)
 class RTDMDExperience(RewardedExperience):
     acting: tuple[int, ...] = ()
-    """the stochastic steps to learn from"""
+    """The stochastic steps to learn from."""
     lower: CleanSamples | None = None
     """Conditions of `fake` a short step below the levels."""
     lower_index: Tensor | None = None

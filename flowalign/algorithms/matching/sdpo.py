@@ -29,7 +29,7 @@ class SDPOSettings(PairSettings):
     beta: float = Field(5000.0, gt=0)
     """Factor of the squared error's mean over elements; published: 5000, dspo 0.001, dmpo 2000."""
     mu: float = Field(0.9, ge=0, le=1)
-    """share of the chosen one's descent that stays; published: 0.9 for SD1.5, 0.6 for SDXL, 0.2 with dspo"""
+    """Share of the chosen one's descent that stays; published: 0.9 for SD1.5, 0.6 for SDXL, 0.2 with dspo."""
     alpha: float = Field(0.01, gt=0, lt=0.5)
     """Rate at which people choose the worse one, for dmpo."""
 

@@ -30,7 +30,7 @@ class SePPOSettings(PairSettings):
     old: Snapshot = Snapshot(decay=0.9)
     """Snapshot that samples the rejected pictures."""
     anchor: bool = True
-    """flip the sign of samples that the policy gains on; otherwise all samples are rejected"""
+    """Whether samples that the policy gains on count with the other sign; otherwise all samples are rejected."""
 
 
 class SePPO(PairMatching):

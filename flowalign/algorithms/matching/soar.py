@@ -33,9 +33,9 @@ class SOARSettings(FileSettings):
     points_weight: float = Field(1.0, gt=0)
     """Weight of each such point's error; published: 1."""
     step: float = Field(1 / 40, gt=0, lt=1)
-    """length of the step, in noise levels before the pipeline's shift; published: one of 40"""
+    """Length of the step, in noise levels before the pipeline's shift; published: one of 40."""
     step_guidance: float = Field(4.5, ge=1)
-    """classifier-free scale of the step; published: 4.5"""
+    """Classifier-free scale of the step; published: 4.5."""
 
 
 class SOAR(TargetMatching):

@@ -31,7 +31,7 @@ class TDMR1Settings(SurrogateSettings):
     surrogate_guidance: float = Field(4.5, ge=1)
     """Classifier-free scale of the surrogate; published: 4.5 for OCR, 2.5 for GenEval, 3.5 for preference models."""
     least_rewarded: float = Field(0.3, ge=0, lt=0.95)
-    """noise level above which the generator is moved by the surrogate; published: 0.3, 0.55"""
+    """Noise level above which the generator is moved by the surrogate; published: 0.3, 0.55."""
     weights: tuple[float, float, float] = (1.0, 0.3, 0.7)
     """Weights of the three differences: score, guidance, reward."""
     rewarded_steps: int | None = Field(None, ge=1)
@@ -43,7 +43,7 @@ class TDMR1Experience(distribution.DistributionExperience):
     judged: SurrogatePoints | None = None
     """Samples and levels at which the surrogate learns."""
     rewarded: "TDMR1Experience | None" = None
-    """the same samples at the levels where the surrogate moves the generator"""
+    """The same samples at the levels where the surrogate moves the generator."""
     guided_surrogate: CleanSamples | None = None
     """Conditions of the guided surrogate at those levels."""
 

@@ -28,7 +28,7 @@ class NetworkSettings(Section):
     path: str | None = None
     """A folder, hub name or shipped model; default: the start weights."""
     lora: str | None = None
-    """a LoRA of that model: a file or a folder"""
+    """LoRA of that model: a file or a folder."""
 
     def load(self, policy: DiffusersPolicy) -> DiffusersPolicy | None:
         """The other pipeline, None for the start weights."""

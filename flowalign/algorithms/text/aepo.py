@@ -30,7 +30,7 @@ class AEPOSettings(language.LanguageSettings):
     """Target, in nats a token."""
     high: float = Field(1.2, gt=0)
     low: float = Field(0.8, gt=0)
-    """temperatures of the further texts"""
+    """Temperatures of the further texts."""
     coefficient: float = Field(0.25, ge=0)
     """Coefficient of their loss, while the entropy is below its target; half above."""
 

@@ -54,28 +54,28 @@ class LanguageSettings(PolicyGradientSettings):
     advantage: Named = Named(name="grpo", unbiased=True)
     loss: Named = Named(name="ppo")
     aggregation: Aggregation | None = None
-    """mean over all tokens, over each text's ('sequence'), over texts of sums ('sum'), that over max_new_tokens
-    ('constant'); default 'token', or 'sequence' with a loss of whole texts (gspo, pacs, reg_grpo), as published"""
+    """Mean over all tokens, over each text's ('sequence'), over texts of sums ('sum'), that over max_new_tokens
+    ('constant'); default 'token', or 'sequence' with a loss of whole texts (gspo, pacs, reg_grpo), as published."""
     kl_reference: str = "reference"
     """Weights that the divergence refers to: the start weights, or a snapshot that follows (`training.snapshots`)."""
     entropy_weight: float = 0.0
     """Weight of the tokens' entropy in the loss, a bonus for staying uncertain (verl's entropy_coeff)."""
     kl_estimate: KLEstimate = "k3"
     kl_correction: bool = False
-    """the divergence times the loss's ratio (with `gspo` the text's), so that its gradient is the KL's own (arXiv
-    2512.02556; TRL's default)"""
+    """Whether the divergence is multiplied by the loss's ratio (with `gspo` the text's), so that its gradient is the
+    KL's own (arXiv 2512.02556; TRL's default)."""
     mask_truncated: bool = False
-    """texts that were cut at max_new_tokens teach nothing (DAPO's overlong filtering)"""
+    """Whether texts that were cut at max_new_tokens teach nothing (DAPO's overlong filtering)."""
     unlikeliness: float = Field(0.0, ge=0, le=1)
     """Share of its reward that the likeliest of a group's right texts loses (arXiv 2506.02355)."""
     entropy_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """learn from this share of the tokens, the most uncertain ones when they were sampled; TRL takes the most uncertain
-    ones of a micro-batch under the current weights"""
+    """Share of the tokens to learn from, the most uncertain ones when they were sampled; TRL takes the most uncertain
+    ones of a micro-batch under the current weights."""
     sequence_mask: Annotated[float, Field(gt=0)] | None = None
     """Largest fall of a text's log-probability, in nats a token, beyond which a negative advantage teaches nothing
     (DeepSeek-V3.2, arXiv 2512.02556; TRL's off_policy_mask_threshold)."""
     empg: Modulation | None = None
-    """modulate advantages by entropy (arXiv 2509.09265)"""
+    """Settings by which entropy modulates advantages (arXiv 2509.09265); null: it does not."""
 
 
 class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePolicy, TextRollout]):
@@ -87,9 +87,9 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
     fields = frozenset({"rewards", "baseline", "state", "collision", "influence", "reference"})
     piece: ClassVar[LooksAt] = "group"
     takes_turns: ClassVar[bool] = True
-    """every text is sampled, so that it may be an episode with an environment"""
+    """Whether every text is sampled, so that it may be an episode with an environment."""
     opens_masks: ClassVar[bool] = False
-    """it looks at nothing but tokens and their log-probabilities, so that they may be opened by masked diffusion"""
+    """Whether it looks at nothing but tokens and their log-probabilities, so that masked diffusion may open them."""
     unit = "texts"
 
     def read(self, data: Data) -> Prompts:

@@ -35,9 +35,9 @@ class CHORDSettings(language.LanguageSettings):
     valley: Share = 0.1
     """Highest and lowest mu."""
     warmup: int = Field(0, ge=0)
-    """iterations from 0 to the peak"""
+    """Iterations from 0 to the peak."""
     decay: int = Field(0, ge=0)
-    """iterations from the peak to the valley"""
+    """Iterations from the peak to the valley."""
 
 
 class CHORD(Imitating):

@@ -28,7 +28,7 @@ class DFlowGRPOSettings(language.LanguageSettings):
     advantage: Named = Named(name="grpo", scale="batch", unbiased=True)
     loss: Named = Named(name="ppo", clip_range=1e-3, clip_range_high=1.5e-3)
     last_step: bool = False
-    """the last step learns too"""
+    """Whether the last step learns too."""
 
 
 class DFlowGRPO(language.LanguageAlgorithm):

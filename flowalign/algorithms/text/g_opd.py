@@ -20,11 +20,11 @@ from flowalign.rollouts.processes import Processes
 
 class GOPDSettings(language.LanguageSettings):
     teacher: str
-    """folder or hub name of a model of the same tokens"""
+    """Folder or hub name of a model of the same tokens."""
     extrapolation: float = Field(1.0, gt=0)
-    """lambda"""
+    """Weight lambda of the teacher's log-ratio to the reference; 1 is distillation, more extrapolates."""
     reference: str | None = None
-    """folder or hub name of a model of the same tokens; default the start weights"""
+    """Folder or hub name of a model of the same tokens; default the start weights."""
     reward_weight: float = Field(0.0, ge=0)
 
 

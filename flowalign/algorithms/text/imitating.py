@@ -28,7 +28,7 @@ class Examples:
     """Texts that one process imitates in an iteration."""
 
     rollout: TextRollout
-    """one text a group, in the batch's order"""
+    """One text a group, in the batch's order."""
     counts: Tensor
     """[groups] bool: the text is learned."""
     own: float

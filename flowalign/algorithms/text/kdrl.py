@@ -25,14 +25,14 @@ from flowalign.rollouts.processes import Processes
 
 class KDRLSettings(language.LanguageSettings):
     teacher: str
-    """folder or hub name of a model of the same tokens"""
+    """Folder or hub name of a model of the same tokens."""
     distillation: float = Field(0.002, ge=0)
-    """coefficient of the divergence, at the beginning"""
+    """Coefficient of the divergence, at the beginning."""
     final_distillation: float | None = Field(None, ge=0)
     """The same coefficient at the end of training; default: unchanged."""
     distillation_estimate: KLEstimate = "k2"
     reward_guided: bool = False
-    """no distillation of texts whose reward is above 1/2"""
+    """Whether texts whose reward is above 1/2 are left out of distillation."""
 
 
 class KDRL(language.LanguageAlgorithm):

@@ -35,7 +35,7 @@ class PrefixRFTSettings(language.LanguageSettings):
     """Key of the metadata with the demonstration."""
     start: Share = 0.95
     end: Share = 0.05
-    """share of the demonstration that is given, at the beginning and at the end of training"""
+    """Share of the demonstration that is given, at the beginning and at the end of training."""
     uncertain: Share = 0.2
     """Share of a demonstration's tokens that learn, the most uncertain ones."""
 

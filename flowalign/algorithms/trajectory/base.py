@@ -65,14 +65,14 @@ class PolicySettings(PolicyGradientSettings):
     ratio: Literal["plain", "guard"] = "plain"
     """Ratio that the loss clips: of the log-probabilities, or GRPO-Guard's, centred and equally wide at every step."""
     step_fraction: float = Field(1.0, gt=0, le=1)
-    """share of the stochastic steps of each trajectory to learn from, drawn at random; the loss is their mean"""
+    """Share of the stochastic steps of each trajectory to learn from, drawn at random; the loss is their mean."""
     divergence: Literal["kl", "kl_dt", "velocity_mse"] = "kl"
     """Divergence from the start weights: a step's KL, -dt times it, or the mean squared velocity difference."""
     drop_zero_advantage: bool = False
-    """samples whose advantages are all 0 leave the KL and the number that the loss is divided by, as in Flow-GRPO's
-    code; otherwise they keep their KL and count"""
+    """Whether samples whose advantages are all 0 leave the KL and the number that the loss is divided by, as in
+    Flow-GRPO's code; otherwise they keep their KL and count."""
     pool_prompts: bool = False
-    """groups of a prompt that an iteration draws twice are one group to the advantages, as in Flow-GRPO's code"""
+    """Whether groups of a prompt that an iteration draws twice are one group to advantages, as in Flow-GRPO's code."""
 
 
 @dataclass(kw_only=True)

@@ -38,13 +38,13 @@ class Pruning(Section):
     depths: list[int] = []
     """Depths at which all edges are cut; the first step ends at depth 1 (published: 15 to 18 of 20)."""
     every: int | None = Field(None, ge=1)
-    """iterations after which the depths move up by one; null: they stay (published: 30)"""
+    """Iterations after which the depths move up by one; null: they stay (published: 30)."""
     stop: int = Field(1, ge=1)
     """Depth at which the first of them stops moving up (published: 9)."""
     width: Literal["parent", "extremes"] | None = None
     """Nodes kept after the last split: the better child of each node there, or a tree's best and worst leaves."""
     keep: float = Field(0.5, gt=0, le=1)
-    """share of a tree's leaves that are 'extremes'"""
+    """Share of a tree's leaves that are 'extremes'."""
 
     def pruned(self, iteration: int) -> list[int]:
         """The depths of an iteration."""
@@ -56,7 +56,7 @@ class BranchGRPOSettings(trajectory.PolicySettings):
     advantage: Named = Named(name="grpo", clip=5.0, unbiased=True, eps=1e-8)
     pruning: Pruning = Pruning()
     memory_limit_gb: float | None = Field(None, gt=0)
-    """refuse trees whose stored trajectories take more than this, over all prompts of an iteration"""
+    """Memory that the stored trajectories of all prompts of an iteration may take; larger trees are refused."""
 
 
 class BranchGRPO(TrajectoryAlgorithm):

@@ -10,7 +10,7 @@ from samplers import derive_seed
 from samplers.plans import Single
 
 SINGLE = (Single, "{name: single, start: 0}")
-"""the plan of branches that leave by one stochastic step; its range says where"""
+"""Plan of branches that leave by one stochastic step; its range says where."""
 
 
 def places(config: Config) -> range:

@@ -29,7 +29,7 @@ from flowalign.rollouts.processes import Processes
 class G2RPOSettings(trajectory.PolicySettings):
     advantage: Named = Named(name="per_reward", clip=5.0, unbiased=True, eps=1e-8)
     strides: list[int] = Field([1, 2], min_length=1)
-    """granularities: each finishes a branch by a step and then every stride-th of the schedule; the first must be 1"""
+    """Granularities: each finishes a branch by a step and then every stride-th of the schedule; the first must be 1."""
 
 
 class G2RPO(TrajectoryAlgorithm):

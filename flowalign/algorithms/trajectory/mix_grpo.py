@@ -25,7 +25,7 @@ from samplers.completion import path
 class MixGRPOSettings(trajectory.PolicySettings):
     advantage: Named = Named(name="per_reward", clip=5.0, unbiased=True, eps=1e-8)
     flash: float | None = Field(None, gt=0, lt=1)
-    """share of the steps after the window that are walked (published: 0.4); null: all, by Euler's rule"""
+    """Share of the steps after the window that are walked (published: 0.4); null: all, by Euler's rule."""
 
 
 class MixGRPO(TrajectoryAlgorithm):

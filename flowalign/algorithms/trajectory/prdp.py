@@ -26,8 +26,8 @@ from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 
 class PRDPSettings(step_pairs.StepPairSettings):
     beta: float = Field(10.0, gt=0)
-    """reward per unit of a trajectory's log-ratio, a sum over steps of means over elements; the weight of the KL in
-    nats is this divided by the number of elements"""
+    """Reward per unit of a trajectory's log-ratio, a sum over steps of means over elements; the weight of the KL in
+    nats is this divided by the number of elements."""
     clip_range: float = Field(1e-2, gt=0, lt=1)
     """Largest distance of a step's log-ratio from the sampling weights' own."""
 

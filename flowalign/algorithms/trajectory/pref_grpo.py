@@ -31,7 +31,7 @@ from rewards.pairwise import Games, Schedule, as_judge, compare
 
 class PrefGRPOSettings(trajectory.PolicySettings):
     judge: dict[str, Any]
-    """a pairwise reward, or a pointwise one whose higher score wins: its `name` and settings"""
+    """A pairwise reward, or a pointwise one whose higher score wins: its `name` and settings."""
     schedule: Schedule = "all"
     both_orders: bool = False
     win_rate_weight: float | None = Field(None, gt=0)

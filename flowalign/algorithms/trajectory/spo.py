@@ -41,7 +41,7 @@ class SPOSettings(step_pairs.StepPairSettings):
     threshold: Gap | tuple[Gap, Gap] = 0.3
     """Gap of a pair's rewards' softmax to exceed; two: at least and at most noise, else by standard deviation (LPO)."""
     start: int = Field(0, ge=0)
-    """the first step that branches, counted from 0; published: 4 of 20, LPO 0"""
+    """First step that branches, counted from 0; published: 4 of 20, LPO 0."""
     judge: Estimator = Estimator(kind="one_step")
     """Estimator that finishes a branch for the reward: `one_step` takes the predicted picture."""
 

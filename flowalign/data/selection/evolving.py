@@ -64,10 +64,10 @@ class Evolving:
         self.drop, self.most, self.temperature = frozenset(drop), most, temperature
         self._judge: Judge | None = None
         self.listed: int | None = None
-        """prompts of the list itself"""
+        """Prompts of the list itself."""
         self.grown: list[tuple[str, dict[str, Any]]] = []
         self.dull: set[int] = set()
-        """new prompts whose group got one and the same reward"""
+        """New prompts whose group got one and the same reward."""
         self.drawn = self.told = 0
         self.sources: list[int] = []
 

@@ -28,7 +28,7 @@ class MoPPS:
             raise ValueError("mopps: target in [0, 1], memory in (0, 1], candidates and members at least 1")
         self.target, self.candidates, self.memory, self.members = target, candidates, memory, members
         self.evidence: dict[int, tuple[float, float]] = {}
-        """successes and failures of each prompt seen, discounted"""
+        """Successes and failures of each prompt seen, discounted."""
 
     def picks(self, prompts: Prompts, iteration: int, groups: int, seed: int, round: int = 0) -> list[int]:
         random = np.random.default_rng([seed, iteration, 5, round])

@@ -276,7 +276,7 @@ class CallRecorder:
         self.calls: list[Call] = []
         self.rows: list[int] = []
         self.first_input: Any = None
-        """the network's input in the first call"""
+        """Input of the network in its first call."""
 
     def __enter__(self) -> "CallRecorder":
         self.handles = [n.register_forward_pre_hook(self._record, with_kwargs=True) for n in self.networks]

@@ -98,7 +98,7 @@ class DiffusersPolicy(Policy[Rollout]):
         self.frozen = False
         """The start weights sample, and training only moves the start noise."""
         self._vae_visit: Any = None
-        """accelerate's hook that takes the VAE off the device, where it only visits"""
+        """Hook of accelerate that takes the VAE off the device, where it only visits."""
         self.family.check(pipeline)
         pipeline.set_progress_bar_config(disable=True)
         for module in pipeline.components.values():

@@ -21,7 +21,7 @@ from flowalign.policies.diffusion.visiting import visiting
 logger = logging.getLogger(__name__)
 
 Prompt = tuple[str, Source | None, tuple[int, int] | None, bool]
-"""a text, the pictures that it is encoded with and their size, and whether it is a negative prompt"""
+"""A text, the pictures that it is encoded with and their size, and whether it is a negative prompt."""
 
 ENCODED_PROMPTS = 4096
 """Largest number of prompts with stored embeddings."""

@@ -31,7 +31,7 @@ class Rollout(Rows):
     conditions: Conditions | Ragged
     prompts: list[str]
     guidance: tuple[Scale, ...]
-    """classifier-free scale of each network, or one for all; a scale may be one of each step"""
+    """Classifier-free scale of each network, or one for all; a scale may be one of each step."""
     kernel: Kernel
     sources: list[Source | None]
     first_frames: Tensor | None = None

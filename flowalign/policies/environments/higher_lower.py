@@ -33,7 +33,7 @@ class HigherLower:
                 f"{prompt!r} has {metadata.get(self.key)!r}"
             ) from error
         self.above: int | None = None
-        """the largest number given that is too small"""
+        """The largest number given that is too small."""
         self.below: int | None = None
         return prompt
 

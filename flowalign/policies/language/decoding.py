@@ -16,13 +16,13 @@ class Decoding:
     """
 
     temperature: float = 1.0
-    """0 takes the most probable token, and scores it at temperature 1"""
+    """Temperature of sampling; 0 takes the most probable token, and scores it at temperature 1."""
     top_p: float = 1.0
-    """keep the most probable tokens up to this probability together (arXiv 1904.09751)"""
+    """Probability that the most probable tokens, which are kept, have together (arXiv 1904.09751)."""
     top_k: int = 0
     """Number of most probable tokens to keep; 0: all."""
     min_p: float = 0.0
-    """keep tokens of at least this share of the largest probability (arXiv 2407.01082)"""
+    """Share of the largest probability that a token must have to be kept (arXiv 2407.01082)."""
     repetition_penalty: float = 1.0
     """Penalty of earlier tokens: their logits are divided by it where positive, else multiplied (arXiv 1909.05858)."""
 

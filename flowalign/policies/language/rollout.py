@@ -52,7 +52,7 @@ class TextRollout(Rows):
     decoding: Decoding
     """Settings of the distribution that tokens were drawn from."""
     padding: int
-    """the token that pads prompts and completions"""
+    """The token that pads prompts and completions."""
     pictures: list[list[Image]] = field(default_factory=list)
     """[B] pictures shown with each prompt; empty for a model that sees none."""
     turn: Tensor = field(default_factory=lambda: torch.empty(0))

@@ -46,6 +46,13 @@ def test_every_key_is_there_with_its_default(text: bool) -> None:
     assert places(config, "") - listed.keys() == set()
 
 
+@pytest.mark.parametrize("text", [False, True])
+def test_kinds_are_words_and_meanings_are_phrases(text: bool) -> None:
+    for key in keys(text):
+        assert not set("<>.") & set(key.kind), key
+        assert not key.meaning or (not key.meaning[0].islower() and key.meaning.endswith(".")), key
+
+
 def test_a_section_is_shown_and_a_wrong_one_refused(capsys: pytest.CaptureFixture[str]) -> None:
     told = shown(capsys, "config", "training.optimizer")
     assert "training.optimizer.learning_rate: 0.0003    # number" in told

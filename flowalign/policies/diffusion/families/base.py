@@ -23,10 +23,10 @@ JOINT_ATTENTION: tuple[str, ...] = (
     "attn.add_v_proj",
     "attn.to_add_out",
 )
-"""the joint attention of image and text streams, as Flow-GRPO trains it"""
+"""Joint attention of image and text streams, as Flow-GRPO trains it."""
 
 Encoded = dict[str, Sequence[Tensor]]
-"""embeddings by their name as an argument of the pipeline's call, a row each prompt"""
+"""Embeddings by their name as an argument of the pipeline's call, a row for each prompt."""
 
 ATTENTION: tuple[str, ...] = ("to_q", "to_k", "to_v", "to_out.0")
 
@@ -59,21 +59,21 @@ class Family:
     dead_ends: ClassVar[tuple[str, ...]] = ()
     """Beginnings of names of parts without an effect, and so without a gradient; -1 stands for the last block."""
     shared: ClassVar[tuple[str, ...]] = ()
-    """tensor arguments of the denoiser without a batch axis"""
+    """Tensor arguments of the denoiser without a batch axis."""
     package: ClassVar[str] = ""
     """Package that diffusers' class needs to load published weights; empty: none."""
     images: ClassVar[tuple[int, int]] = (0, 0)
-    """fewest and most pictures that a sample is made from"""
+    """Fewest and most pictures that a sample is made from."""
     takes_mask: ClassVar[bool] = False
     """The picture is filled where a mask is white."""
     one_each: ClassVar[bool] = False
-    """the call draws from the VAE's posterior, by each sample's seed, and so takes a picture for each sample"""
+    """Whether the call draws from the VAE's posterior by each sample's seed, and so takes a picture for each sample."""
     encodes_images: ClassVar[bool] = False
-    """a prompt is encoded together with its pictures"""
+    """Whether a prompt is encoded together with its pictures."""
     extra_axis: ClassVar[int] = 1
     """Axis of the network's input on which the latents are followed by the encoded pictures."""
     unpadded: ClassVar[bool] = False
-    """a text's length changes the sample, without a mask to help: prompts of different lengths are called apart"""
+    """Whether a text's length changes the sample, without a mask to help: prompts of other lengths are called apart."""
     text_inputs: ClassVar[Mapping[str, str]] = {}
     """The denoiser's arguments and their embeddings; without them text encoders cannot be trained."""
     middle: ClassVar[str] = ""

@@ -46,7 +46,7 @@ class WanImageToVideo(Wan):
     pipelines = ("WanImageToVideoPipeline",)
     images = (1, 1)
     replaces: bool
-    """the picture is the latents' first frame, and only the others are sampled"""
+    """Whether the picture is the latents' first frame, and only the others are sampled."""
 
     def check(self, pipeline: DiffusionPipeline) -> None:
         self.replaces = bool(pipeline.config.expand_timesteps)
