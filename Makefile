@@ -6,7 +6,7 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS  :=
-# A process a core and one more; the tests of a file share what it has trained.
+# A process a core; the tests of a file share what it has trained.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 # Threads that wait for others sleep in the place of spinning (flowalign sets it too); one of your own wins.
 export OMP_WAIT_POLICY ?= PASSIVE

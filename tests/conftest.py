@@ -25,12 +25,6 @@ from typing import Any
 import pytest
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """`-n auto`: one more than there are processors, since tests of several processes mostly wait for them."""
-    return 1 + (os.cpu_count() or 1)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests come first, so that no process works on them alone at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
