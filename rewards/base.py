@@ -96,7 +96,7 @@ class Latents:
     values: Tensor
     """[C, H, W], or [C, F, H, W] of a video, as the denoiser knows them; of a batch [B, ...]"""
     vae: tuple[Any, ...]
-    """Class, scale and shift of the VAE that they are for; those of others have another meaning."""
+    """Class, scale and shift of the VAE that decodes the latents; another VAE cannot read them."""
 
 
 def vae_of(vae: Any) -> tuple[Any, ...]:
@@ -112,7 +112,7 @@ class Sound:
     waveform: np.ndarray
     """[T], or [C, T] of several channels, in [-1, 1]"""
     rate: int
-    """Samples in a second."""
+    """Samples per second."""
 
     def at(self, rate: int) -> np.ndarray:
         """[T] one channel, their mean, at another rate."""

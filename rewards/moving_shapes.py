@@ -27,7 +27,7 @@ SIDES = (7, 8)
 PATH = 3.0
 """Pixels between the first and the last frame that count as moving; drawings go six."""
 STRAIGHT = 2.0
-"""Factor by which a movement to the left is longer than it is up or down."""
+"""Least ratio of a movement to the left to the movement up or down beside it."""
 STEP = 0.2
 """Pixels between two frames that count as moving; drawings go one."""
 

@@ -38,7 +38,7 @@ class Preprocess:
     """crop: the shorter side to `shorter`, then the centre; pad: the longer side to size, then black bars; squash:
     both sides; square: bars of the mean colour make it square first"""
     shorter: int | None = None
-    """Length of the shorter side after `crop`; default that of size."""
+    """Pixels to which `crop` scales the shorter side; default the shorter side of size."""
     mean: tuple[float, ...] = CLIP_MEAN
     std: tuple[float, ...] = CLIP_STD
     resample: Resampling = Resampling.BICUBIC

@@ -65,7 +65,7 @@ class Network(Section):
     gradient_checkpointing: bool = False
     """Whether the backward pass computes activations again: a third more time, a fraction of the memory."""
     tf32: bool = True
-    """Whether float32 products on NVIDIA GPUs, those of rewards too, round factors to 10 bits: several times faster."""
+    """Whether NVIDIA GPUs round the factors of float32 products to 10 bits, in rewards too: several times faster."""
 
     @model_validator(mode="after")
     def _autocasts_float32(self) -> Self:

@@ -42,7 +42,8 @@ class AdvantageSettings(OnlineSettings):
     kl_gate: KLGate | None = None
     """Apply the KL only to samples whose reward others do not confirm."""
     own_error_weight: float = Field(0.0, ge=0)
-    """Weight of the matching error of all samples, good and bad. It keeps the velocity near the policy's samples."""
+    """Weight of the matching error of every sample that is not left out, good or bad. It holds the velocity near the
+    policy's samples; those of groups that `least_std` leaves out do not help."""
 
 
 class AdvantageMatching(OnlineMatching):

@@ -56,7 +56,7 @@ class BranchGRPOSettings(trajectory.PolicySettings):
     advantage: Named = Named(name="grpo", clip=5.0, unbiased=True, eps=1e-8)
     pruning: Pruning = Pruning()
     memory_limit_gb: float | None = Field(None, gt=0)
-    """Memory that the stored trajectories of all prompts of an iteration may take; larger trees are refused."""
+    """Gigabytes that the stored trajectories of all prompts of an iteration may take; larger trees are refused."""
 
 
 class BranchGRPO(TrajectoryAlgorithm):

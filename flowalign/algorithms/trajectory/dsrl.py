@@ -32,7 +32,7 @@ from samplers.start import StartNoise
 class DSRLSettings(PolicyGradientSettings):
     advantage: Named = Named(name="grpo", clip=5.0)
     loss: Named = Named(name="ppo", clip_range=1e-2)
-    """Loss of the start noise. Log-densities are means over elements, so that ratios stay close to 1."""
+    """Loss of the policy. Log-densities are means over elements, so that ratios stay close to 1."""
     kl_weight: float = 0.01
     """Weight of the divergence from N(0, I)."""
 

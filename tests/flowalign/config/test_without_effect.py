@@ -45,8 +45,10 @@ def test_a_kernel_that_nothing_samples_with_is_said(tmp_path: Path, caplog: pyte
     assert "has no effect" not in caplog.text
 
 
-def test_samples_of_a_group_share_their_start_where_the_sde_tells_them_apart() -> None:
+def test_samples_of_a_group_share_their_start_where_the_sde_tells_them_apart(tmp_path: Path) -> None:
     shared = ["rollout.share_start_noise=true", "rollout.plan={name: window, start: 1, size: 1}"]
-    load(recipe("tiny_sd3/nft"), [*shared, "algorithm.stochastic=true"]).check(1)
+    run = small_run("tiny_sd3/nft", tmp_path, *shared, "algorithm.stochastic=true")
+    metrics = run.collect(run.groups.draw(0)).metrics
+    assert metrics["noise/starts"] == 4 and metrics["reward/zero_spread"] < 1
     with pytest.raises(ConfigError, match="would all be the same"):
         load(recipe("tiny_sd3/nft"), shared).check(1)
