@@ -210,10 +210,11 @@ def test_networks_of_published_sizes_have_their_parameters() -> None:
 def test_pictures_that_samples_are_made_from_count(tmp_path: Path) -> None:
     build("wan_i2v").save_pretrained(tmp_path / "model")
     given = [f"model.path={tmp_path / 'model'}", "model.encode={max_sequence_length: 20}", "model.dtype=float32"]
-    sizes = ["rollout.height=64", "rollout.width=64", "rollout.steps=5", "training.prompts_per_iteration=2"]
-    config: Any = load(recipe("wan/flow_grpo_fast_i2v"), [*given, *sizes, "training.group_size=6"])
-    # whose prompts, with their pictures, are not there, and whose pipeline knows a number of frames
-    config.rollout.num_frames = None
+    sizes = ["rollout.height=64", "rollout.width=64", "rollout.num_frames=9", "rollout.steps=5"]
+    groups = ["training.prompts_per_iteration=2", "training.group_size=6"]
+    # whose prompts, with their pictures, are not there
+    config = load(recipe("wan/flow_grpo_fast_i2v"), [*given, *sizes, *groups])
+    config.rewards = []
     made = plan(config)
     first, more = made.costs.sources
     # the image encoder sees a picture once a call, the VAE once a sample

@@ -116,8 +116,7 @@ def settle(page: Any) -> None:
     wait(page, "[...document.images].every((image) => image.complete)")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 @pytest.mark.parametrize("view", VIEWS)
 def test_every_view_opens_from_disk(open_page, page_file, tmp_path, view, width, scheme):
     page = open_page(f"file://{page_file}#{view}", width, 844, scheme)
@@ -347,8 +346,7 @@ def search_page(maker, tmp_path_factory) -> Path:
     return build([maker.make_search(folder / "search", ["a red circle", "a blue square", HOSTILE[1]])], folder / "out")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 @pytest.mark.parametrize("view", ["search", "search?prompt=2&method=ttsnap", "compute"])
 def test_views_of_a_search_open_from_disk(open_page, search_page, view, width, scheme):
     page = open_page(f"file://{search_page}#{view}", width, 844, scheme)

@@ -23,6 +23,7 @@ from torch.multiprocessing import ProcessExitedException
 
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
+from flowalign.planning.tiny_pipelines import build
 from flowalign.training.building import build_accelerator
 from flowalign.training.distributed.sharding import Sharding, check_settings
 from rewards.shapes import draw, parse
@@ -43,6 +44,10 @@ SPLIT = {
     "training.ema_decay": 0.9,
     # a CPU's matrix products depend, in their last bits, on the batch: every process count samples by fours
     "rollout.batch_size": 4,
+    # of a network with two blocks: each is gathered by itself, which takes longer than its work
+    "rollout.height": 8,
+    "rollout.width": 8,
+    "model.encode": {"max_sequence_length": 20},
 }
 """what makes a small run one that processes can share"""
 QUICK = {"evaluation": {}, "training.previews": 0}
@@ -144,8 +149,11 @@ def named_by_dotted_path() -> Iterator[None]:
 
 def prepare(folder: Path, launch: dict[str, str] | None = None, **changes: Any) -> Path:
     """A folder with the configuration of a small run; changes are 'section.key': value."""
-    values = settings(folder, **(SPLIT | changes))
     folder.mkdir(parents=True)
+    if "model" not in changes:
+        build("sd35").save_pretrained(folder / "model")
+        changes["model.path"] = str(folder / "model")
+    values = settings(folder, **(SPLIT | changes))
     if values["algorithm"]["name"] == "dpo":
         values["data"] = {"prompts": str(preferences(folder))}
     (folder / "config.yaml").write_text(yaml.safe_dump(values))
