@@ -243,7 +243,8 @@ def ran(folder: Path) -> dict[str, int | None]:
             if program != "flowalign" or line in codes or ELSEWHERE.search(line):
                 continue
             if words[0] == "train":
-                if words[1] in trained:
+                # a study's trainings are of recipes that run dry (planning/test_dry_run.py)
+                if words[1] in trained or page.name == "long-runs.md":
                     continue
                 trained.add(words[1])
             with pytest.raises(SystemExit) as left:
