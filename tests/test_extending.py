@@ -36,7 +36,7 @@ def overrides(values: dict[str, Any], parent: str = "") -> Iterator[str]:
 
 
 def train(folder: Path, *settings: str, **more: Any) -> tuple[Trainer, Metrics]:
-    trainer = small_run("tiny_sd3/flow_grpo", folder, "training.group_size=4", *settings, **more)
+    trainer = small_run("tiny_sd3/flow_grpo", folder, "training.group_size=4", *settings, whole=True, **more)
     trainer.train()
     (metrics,) = trainer.metrics.read()
     return trainer, metrics

@@ -115,7 +115,7 @@ def test_flow_opds_policy_gradient_teaches_by_its_advantages_gradient() -> None:
 
 def test_flow_opd_asks_each_prompts_teacher_and_the_anchor(tmp_path: Path) -> None:
     anchor = ["algorithm.anchor={path: tiny_sd3}", "algorithm.kl_weight=0.5", "algorithm.mode=kl_only"]
-    run = small_run("tiny_sd3/flow_opd", tmp_path, "training.group_size=2", *anchor)
+    run = small_run("tiny_sd3/flow_opd", tmp_path, "training.group_size=2", *anchor, whole=True)
     experience = run.collect(Draw(run.sampler, run.scorer, run.groups.draw(0).batch))
     with torch.no_grad():
         for parameter in run.learner.parameters.values():
@@ -134,7 +134,8 @@ def test_flow_opd_asks_each_prompts_teacher_and_the_anchor(tmp_path: Path) -> No
 
 def test_stepwise_flow_grpo_normalises_the_gains_of_a_few_ode_steps_together(tmp_path: Path) -> None:
     """Its equations written out: r of a few Euler steps from every state, g = r' - r, (g - mean) / std of a prompt."""
-    run = small_run("tiny_sd3/stepwise_flow_grpo", tmp_path, "training.group_size=4", "rollout.plan={name: all}")
+    own = ["training.group_size=4", "rollout.plan={name: all}"]
+    run = small_run("tiny_sd3/stepwise_flow_grpo", tmp_path, *own, whole=True)
     experience = run.collect(Draw(run.sampler, run.scorer, run.groups.draw(0).batch))
     rollout, batch, count = experience.rollout, experience.batch, 2
     latents, sigmas = rollout.trajectory.latents, rollout.trajectory.sigmas

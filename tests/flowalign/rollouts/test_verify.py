@@ -278,7 +278,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("verified")
     settings = ["training.iterations=2", "training.checkpoint_every=1", "rollout.save_every=1", "training.previews=0"]
-    run = Path(small_run("tiny_sd3/flow_grpo", folder, *settings).train().folder)
+    run = Path(small_run("tiny_sd3/flow_grpo", folder, *settings, whole=True).train().folder)
     # as of a run whose samples a server draws, which no verdict asks
     settings = yaml.safe_load((run / "config.yaml").read_text())
     settings["rollout"]["engine"] = {"name": "sglang", "url": "http://127.0.0.1:1"}

@@ -385,7 +385,7 @@ def test_videos_are_worth_their_frames() -> None:
 def test_a_run_learns_and_its_adapter_loads_in_plain_diffusers(tmp_path: Path) -> None:
     """Ten iterations make pictures redder."""
     own = ["training.iterations=10", "training.previews=0", "training.optimizer.schedule=constant"]
-    run = small_run("tiny_sd3/draft", tmp_path, *own, reward=Red())
+    run = small_run("tiny_sd3/draft", tmp_path, *own, reward=Red(), whole=True)
     run.train()
     metrics = run.metrics.read()
     assert metrics[-1]["reward/mean"] > metrics[0]["reward/mean"] + 0.01

@@ -23,7 +23,7 @@ FEW = [
 
 def collected(name: str, folder: Path, *overrides: str, moved: bool = True) -> tuple[Trainer, object]:
     """A run and its first experience; with weights that have moved from the start."""
-    run = small_run(f"tiny_sd3/{name}", folder, *FEW, *overrides)
+    run = small_run(f"tiny_sd3/{name}", folder, *FEW, *overrides, whole=True)
     experience = run.collect(Draw(run.sampler, run.scorer, run.groups.draw(0).batch))
     if moved:
         with torch.no_grad():

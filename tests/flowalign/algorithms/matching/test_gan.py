@@ -138,17 +138,17 @@ def test_without_it_nothing_is_other_than_before(tmp_path: Path) -> None:
 def test_it_learns_to_tell_real_from_made_and_a_resumed_run_goes_on(tmp_path: Path) -> None:
     own = [*FEW, "algorithm.gan={real: teacher, steps: 5, fake_weight: 1.0}", "training.iterations=4"]
     own += ["algorithm.fake={updates: 3, alone: 3, learning_rate: 5e-3}", "training.checkpoint_every=1"]
-    whole = small_run("tiny_sd3/dmd2", tmp_path, *own, "name=whole")
+    whole = small_run("tiny_sd3/dmd2", tmp_path, *own, "name=whole", whole=True)
     start = [copy.clone() for copy in whole.policy.snapshots.weights["fake"]]
     whole.train()
     fake = dict(zip(whole.learner.parameters, whole.policy.snapshots.weights["fake"], strict=True))
     head = [name for name in fake if name.startswith("discriminator")]
     moved = {name: not torch.equal(a, b) for (name, a), b in zip(fake.items(), start, strict=True)}
     assert len(head) == 6 and all(moved[name] for name in head)
-    half = small_run("tiny_sd3/dmd2", tmp_path, *own, "name=half")
+    half = small_run("tiny_sd3/dmd2", tmp_path, *own, "name=half", whole=True)
     half.config.training.iterations = 2
     half.train()
-    resumed = small_run("tiny_sd3/dmd2", tmp_path, *own, "name=half", resume=True)
+    resumed = small_run("tiny_sd3/dmd2", tmp_path, *own, "name=half", resume=True, whole=True)
     resumed.train()
     for kept, again in zip(fake.values(), resumed.policy.snapshots.weights["fake"], strict=True):
         assert torch.equal(kept, again)

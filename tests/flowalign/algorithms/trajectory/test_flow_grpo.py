@@ -50,6 +50,7 @@ def test_a_whole_update_has_the_published_loops_gradient(shared: ModuleType, tmp
         "training.optimizer.max_grad_norm=1e9",
         "training.micro_batch_size=7",
         reward=lambda pictures, prompts: shared.REWARDS,
+        whole=True,
     )
     count = len(shared.REWARDS)
     prompts = [prompt for prompt in shared.PROMPTS for _ in range(shared.MEMBERS)]

@@ -99,7 +99,12 @@ def test_a_lora_of_the_denoiser_alone_raises_no_alarm(
 def test_a_run_that_starts_from_an_adapter_is_at_its_reference_first(adapter: Path, tmp_path: Path) -> None:
     changes = [f"model.lora.path={adapter}", "algorithm.kl_weight=0.1", "training.iterations=2", "training.previews=0"]
     run = small_run(
-        "tiny_sd3/flow_grpo", tmp_path, *changes, "training.group_size=2", "training.prompts_per_iteration=2"
+        "tiny_sd3/flow_grpo",
+        tmp_path,
+        *changes,
+        "training.group_size=2",
+        "training.prompts_per_iteration=2",
+        whole=True,
     )
     run.train()
     first, second = run.metrics.read()

@@ -83,7 +83,7 @@ def run(tmp_path_factory) -> Trainer:
         "training.checkpoint_every=1",
         "model.text_lora.denoiser=true",
     ]
-    run = small_run("tiny_sd3/texforce_direct", folder, *own, reward=Red())
+    run = small_run("tiny_sd3/texforce_direct", folder, *own, reward=Red(), whole=True)
     run.train()
     return run
 
