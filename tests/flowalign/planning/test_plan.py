@@ -214,7 +214,7 @@ def test_pictures_that_samples_are_made_from_count(tmp_path: Path) -> None:
     groups = ["training.prompts_per_iteration=2", "training.group_size=6"]
     # whose prompts, with their pictures, are not there
     config = load(recipe("wan/flow_grpo_fast_i2v"), [*given, *sizes, *groups])
-    config.rewards = []
+    config.rewards = [Weighted(name="jpeg_size")]
     made = plan(config)
     first, more = made.costs.sources
     # the image encoder sees a picture once a call, the VAE once a sample
