@@ -49,7 +49,8 @@ def small_run(name: str, folder: Path, *overrides: str, whole: bool = False, **m
     # hicogen weights the parts of `shapes`
     if config.model.path == "tiny_sd3" and not whole and name != "tiny_sd3/hicogen":
         config.model.path = two_blocks().name
-        if [reward.name for reward in config.rewards] == ["shapes"]:
+        asked = any(setting.startswith("rewards=") for setting in overrides)
+        if not asked and [reward.name for reward in config.rewards] == ["shapes"]:
             # no shape is in them, so that no group would have a spread
             config.rewards = [Weighted(name="image_statistic", statistic="brightness")]
     return Trainer(config, progress=False, **more)

@@ -43,7 +43,7 @@ class AdvantageSettings(OnlineSettings):
     """Apply the KL only to samples whose reward others do not confirm."""
     own_error_weight: float = Field(0.0, ge=0)
     """Weight of the matching error of every sample that is not left out, good or bad. It holds the velocity near the
-    policy's samples; those of groups that `least_std` leaves out do not help."""
+    policy's samples. Groups left out by `least_std` have no weight."""
 
 
 class AdvantageMatching(OnlineMatching):

@@ -54,9 +54,9 @@ def compare(rank: int, pictures: list[str], compared: Path) -> None:
             rollout = roll(policy, tiny)
             alone = gradients(policy, rollout, rank)
             # all in one message
-            mean = parameters_to_vector(alone.values())
-            torch.distributed.all_reduce(mean)
-            vector_to_parameters(mean / 2, alone.values())
+            total = parameters_to_vector(alone.values())
+            torch.distributed.all_reduce(total)
+            vector_to_parameters(total / 2, alone.values())
             distribute(policy, config, accelerator)
             # that a gradient did not come, a wrapper says at the next forward
             for _ in range(2):
