@@ -17,14 +17,13 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 Tree = TypeVar("Tree")
 DEVICE = torch.device("meta")
-"""Device of the tensors; the autograd engine walks backward on it without a driver, which it does not on 'cuda'."""
+"""Device of the tensors: torch computes shapes on it, and walks backward without a driver, unlike on 'cuda'."""
 TORCH_TENSOR = torch.tensor
 TORCH_AUTOCAST = torch.autocast
 TORCH_ATTENTION = torch.nn.functional.scaled_dot_product_attention
@@ -80,14 +79,10 @@ class Wait:
 
 
 class FakeDevice(TorchDispatchMode):
-    """Context in which `DEVICE` is an accelerator; tensors on it are fake, and memory on it is counted."""
+    """Context in which `DEVICE` is an accelerator; its tensors have no values, and memory on it is counted."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
-        self.fakes.allow_meta = True
-        # modules are moved by swapping tensors, to which no memory of earlier ones may refer
-        vars(self.fakes.fake_tensor_converter)["set_tensor_memo"] = lambda *_: None
         self.waits: list[Wait] = []
         self.live = 0
         """Bytes of the tensors on the device."""
@@ -125,7 +120,8 @@ class FakeDevice(TorchDispatchMode):
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> object:
         kwargs = dict(kwargs or {})
-        fake = any(_is_there(leaf) for leaf in leaves((args, kwargs)))
+        given = leaves((args, kwargs))
+        fake = any(map(_is_there, given))
         to = kwargs.get("device")
         on_device = to is not None and torch.device(to).type == DEVICE.type
         if not fake and not on_device:
@@ -139,7 +135,11 @@ class FakeDevice(TorchDispatchMode):
             args, kwargs = mapped(_on_host, (args, kwargs))
             result = func(*args, **kwargs)
             return mapped(_placed, result) if to is None else result
-        with self.fakes:
+        if func.overloadpacket is aten.copy_:
+            result = func(*args) if _is_there(args[0]) else func(args[0], _on_host(args[1]))
+        elif fake and any(map(_is_array_of_the_host, given)):
+            raise RuntimeError(f"{func}: tensors on the device and on the host")
+        else:
             result = func(*args, **kwargs)
         self._count(result)
         if operations := OPERATIONS.get(func.overloadpacket):
@@ -181,14 +181,14 @@ class FakeDevice(TorchDispatchMode):
 
     def _remember(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
         """Keep the values of small integers, such as masks and lengths, where they can be computed on the host."""
-        results = [leaf for leaf in leaves(result) if isinstance(leaf, FakeTensor)]
+        results = [leaf for leaf in leaves(result) if _is_there(leaf)]
         if not results:
             return
-        tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        known = func.overloadpacket in SHAPED or all(
-            not _is_there(leaf) or _known(leaf) is not None for leaf in tensors
+        known = all(map(_worth_knowing, results)) and (
+            func.overloadpacket in SHAPED
+            or all(not _is_there(leaf) or _known(leaf) is not None for leaf in leaves((args, kwargs)))
         )
-        if not known or not all(map(_worth_knowing, results)):
+        if not known:
             for fake in results:
                 # a storage that was written over with unknown values is unknown too
                 vars(fake.untyped_storage()).pop(KNOWN, None)
@@ -196,12 +196,12 @@ class FakeDevice(TorchDispatchMode):
         args, kwargs = mapped(_on_host, (args, kwargs))
         on_host = kwargs | ({"device": "cpu"} if "device" in kwargs else {})
         for fake, value in zip(leaves(result), leaves(func(*args, **on_host)), strict=True):
-            if isinstance(fake, FakeTensor):
+            if _is_there(fake):
                 _know(fake, value)
 
     def _count(self, result: object) -> None:
         for value in leaves(result):
-            if not isinstance(value, FakeTensor) or value.device != DEVICE:
+            if not _is_there(value):
                 continue
             storage = value.untyped_storage()
             if storage._cdata in self._known:
@@ -241,7 +241,12 @@ def mapped(change: Callable[[Tensor], object], tree: Tree) -> Tree:
 
 
 def _is_there(value: object) -> bool:
-    return isinstance(value, Tensor) and (isinstance(value, FakeTensor) or value.device.type == DEVICE.type)
+    return isinstance(value, Tensor) and value.device.type == DEVICE.type
+
+
+def _is_array_of_the_host(value: object) -> bool:
+    # operations take single numbers of the host
+    return isinstance(value, Tensor) and value.dim() > 0 and value.device.type != DEVICE.type
 
 
 def _on_host(value: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
 """`flowalign plan`: memory, time and cost of a run, before any GPU is paid for."""
 
+import atexit
 import contextlib
+import gc
 import json
 import math
 from pathlib import Path
@@ -34,6 +36,9 @@ def plan(
     find_beside(config)
     quiet_libraries()
     wanted = load(config, overrides or [])
+    # garbage is collected before each measurement, and need not be looked for in torch and diffusers each time
+    gc.freeze()
+    atexit.register(gc.unfreeze)
     planned = make_plan(wanted, gpu.lower(), gpus, price)
     # a recipe that is none without the overrides has no rate to compare with
     with contextlib.suppress(ConfigError):
