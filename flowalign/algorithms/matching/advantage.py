@@ -28,8 +28,35 @@ class KLGate(Section):
     """Share of the samples to hold: those that the first reward ranks furthest above the others' average rank."""
 
 
-class AdvantageSettings(OnlineSettings):
+class ComparingSettings(OnlineSettings):
     """Settings of the methods that compare a sample with the others of its group."""
+
+    own_error_weight: float = Field(0.0, ge=0)
+    """Weight of the matching error of every sample that the loss sees, good or bad. It holds the velocity near the
+    policy's samples. Groups that are left out have no weight."""
+
+
+class ComparingMatching(OnlineMatching):
+    """Base of the methods that compare a sample with the others of its group."""
+
+    Settings: ClassVar[type[AlgorithmSettings]] = ComparingSettings
+    settings: ComparingSettings
+    combines = OnlineMatching.combines | {"advantages"}
+
+    def penalized(self, loss: Tensor, points: Points) -> tuple[Tensor, dict[str, Tensor]]:
+        """Also with the weighted error of all samples.
+
+        Advantages have a sum of 0, and a pair one good and one bad sample: where the velocity has left the mean of the
+        policy's own samples, they do not pull it back, and in long runs that distance grows.
+        """
+        loss, values = super().penalized(loss, points)
+        if self.settings.own_error_weight:
+            loss = loss + self.settings.own_error_weight * points.error
+        return loss, values
+
+
+class AdvantageSettings(ComparingSettings):
+    """Settings of the methods by whose loss every sample of a group has an advantage."""
 
     advantage: Named = Named(name="grpo", clip=5.0)
     """Name in `flowalign list advantages`, with its settings."""
@@ -41,17 +68,13 @@ class AdvantageSettings(OnlineSettings):
     """Whether groups of a prompt that an iteration draws twice are one group to advantages, as in the authors' code."""
     kl_gate: KLGate | None = None
     """Apply the KL only to samples whose reward others do not confirm."""
-    own_error_weight: float = Field(0.0, ge=0)
-    """Weight of the matching error of every sample that is not left out, good or bad. It holds the velocity near the
-    policy's samples. Groups left out by `least_std` have no weight."""
 
 
-class AdvantageMatching(OnlineMatching):
-    """Base of the methods that compare a sample with the others of its group."""
+class AdvantageMatching(ComparingMatching):
+    """Base of the methods by whose loss every sample of a group has an advantage."""
 
     Settings: ClassVar[type[AlgorithmSettings]] = AdvantageSettings
     settings: AdvantageSettings
-    combines = OnlineMatching.combines | {"advantages"}
 
     def __init__(self, settings: AdvantageSettings) -> None:
         super().__init__(settings)
@@ -103,14 +126,3 @@ class AdvantageMatching(OnlineMatching):
         doubt = ranks[0] - ranks[1:].mean(0)
         gated = (doubt > doubt[doubt >= 0].quantile(1 - gate.share)).float()
         return gated / gated.mean() if gated.any() else torch.ones_like(gated)
-
-    def penalized(self, loss: Tensor, points: Points) -> tuple[Tensor, dict[str, Tensor]]:
-        """Also with the weighted error of all samples.
-
-        Advantages have a sum of 0: where the velocity has left the mean of the policy's own samples, they do not pull
-        it back, and in long runs that distance grows.
-        """
-        loss, values = super().penalized(loss, points)
-        if self.settings.own_error_weight:
-            loss = loss + self.settings.own_error_weight * points.error
-        return loss, values

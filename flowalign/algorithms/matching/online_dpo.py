@@ -10,8 +10,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from flowalign.algorithms.matching.advantage import ComparingMatching, ComparingSettings
 from flowalign.algorithms.matching.base import Points
-from flowalign.algorithms.matching.online import OnlineMatching, OnlineSettings
 from flowalign.algorithms.matching.pairs import won
 from flowalign.config import Named
 from flowalign.core.groups import group_advantage
@@ -20,7 +20,7 @@ from flowalign.core.step_losses import preference_loss
 from flowalign.data.batches import Batch
 
 
-class OnlineDPOSettings(OnlineSettings):
+class OnlineDPOSettings(ComparingSettings):
     levels: Named = Named(name="logit_normal", count=4)
     """Name in `flowalign list levels`, with its settings."""
     levels_of: Literal["group", "batch"] = "group"
@@ -30,13 +30,12 @@ class OnlineDPOSettings(OnlineSettings):
     """Factor of the squared error's mean over elements; published: 100 in Flow-GRPO's code."""
 
 
-class OnlineDPO(OnlineMatching):
+class OnlineDPO(ComparingMatching):
     """Diffusion-DPO on the best and the worst own sample of each group (arXiv 2311.12908, 2501.13918)."""
 
     name = "online_dpo"
     Settings = OnlineDPOSettings
     settings: OnlineDPOSettings
-    combines = OnlineMatching.combines | {"advantages"}
     compares = frozenset({"reference"})
     whole_groups = True
 

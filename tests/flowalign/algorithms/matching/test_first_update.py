@@ -62,9 +62,9 @@ def halves(at: Points) -> Tensor:
     return 100 / 4 * wide(sign) * grad_e(at)
 
 
-def neighbours(at: Points) -> Tensor:
+def neighbours(more: float = 0.0) -> Any:
     """The best beside the worst."""
-    return 100 / 4 * wide(torch.tensor([1.0, -1] * 3)) * grad_e(at)
+    return lambda at: wide(100 / 4 * torch.tensor([1.0, -1] * 3) + more) * grad_e(at)
 
 
 ROWS = [
@@ -82,7 +82,8 @@ ROWS = [
     ("rwr", {}, 1, advantage_times(1)),
     ("raft", {}, 1, grad_e),
     ("dpo", {"beta": 100}, 1, halves),
-    ("online_dpo", {"beta": 100}, 2, neighbours),
+    ("online_dpo", {"beta": 100}, 2, neighbours()),
+    ("online_dpo", {"beta": 100, "own_error_weight": 0.3}, 2, neighbours(more=0.3)),
 ]
 
 
