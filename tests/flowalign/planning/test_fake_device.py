@@ -21,8 +21,11 @@ def test_values_of_the_device_are_waited_for_and_mixing_raises(device: FakeDevic
         read()
         assert len(device.waits) == before + 1
     assert here.to(DEVICE, non_blocking=True).device == DEVICE and len(device.waits) == 4
-    with pytest.raises(RuntimeError, match="device"):
-        there + here
+    # torch refuses the first by itself, and not the others
+    square, rows = torch.zeros(4, 4, device=DEVICE), torch.tensor([0, 1])
+    for mix in (lambda: there + here, lambda: square @ torch.ones(4, 4), lambda: square.index_select(0, rows)):
+        with pytest.raises(RuntimeError, match="device"):
+            mix()
 
 
 def test_memory_is_that_of_the_tensors_alive(device: FakeDevice) -> None:
