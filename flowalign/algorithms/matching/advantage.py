@@ -5,10 +5,10 @@ from typing import ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Generator, Tensor
 
 from flowalign.algorithms.base import AlgorithmSettings
-from flowalign.algorithms.matching.base import Points
+from flowalign.algorithms.matching.base import MatchingExperience, Points
 from flowalign.algorithms.matching.online import OnlineMatching, OnlineSettings
 from flowalign.config import Config, Named
 from flowalign.core.groups import group_mean_std
@@ -34,6 +34,9 @@ class ComparingSettings(OnlineSettings):
     own_error_weight: float = Field(0.0, ge=0)
     """Weight of the matching error of every sample that the loss sees, good or bad. It holds the velocity near the
     policy's samples. Groups that are left out have no weight."""
+    own_states: bool = False
+    """Learn at the states that a sample went through, at points of its own schedule, without drawn noise. Where members
+    of a group leave one state, what they say of its velocity has a sum of 0."""
 
 
 class ComparingMatching(OnlineMatching):
@@ -42,6 +45,31 @@ class ComparingMatching(OnlineMatching):
     Settings: ClassVar[type[AlgorithmSettings]] = ComparingSettings
     settings: ComparingSettings
     combines = OnlineMatching.combines | {"advantages"}
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        if not self.settings.own_states:
+            return
+        if self.draw_levels(config.rollout.steps, Generator()).is_floating_point():
+            raise ConfigError(
+                "algorithm.own_states: a sample has states at the steps of its schedule alone, and these levels lie "
+                "between them; levels={name: schedule} works"
+            )
+        if config.rollout.search is not None:
+            raise ConfigError("algorithm.own_states: a search finds samples without their states; search: null works")
+
+    def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> MatchingExperience:
+        experience = super().experience(sampled, record, processes)
+        if self.settings.own_states:
+            levels = experience.level_index
+            rows, columns = (
+                torch.arange(len(levels), device=levels.device).repeat_interleave(levels.shape[1]),
+                levels.flatten(),
+            )
+            states = sampled.rollout.trajectory.latents[rows, columns]
+            noise = experience.clean.noise_of(rows, columns, states.float())
+            experience.noise = noise.view(*levels.shape, *noise.shape[1:])
+        return experience
 
     def penalized(self, loss: Tensor, points: Points) -> tuple[Tensor, dict[str, Tensor]]:
         """Also with the weighted error of all samples.

@@ -76,6 +76,8 @@ class OmniNFT(NegativeAware):
                     raise ConfigError(
                         f"algorithm.{key}: no reward of this run is called '{name}'; {nearest(name, names)}"
                     )
+        if settings.own_states:
+            raise ConfigError("algorithm.own_states: no states of the sound are kept; false works")
         if settings.guidance not in (None, 1) or settings.reference_guidance is not None:
             raise ConfigError("algorithm.guidance: omni_nft trains velocities without guidance; null works")
 

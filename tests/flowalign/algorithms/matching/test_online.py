@@ -1,5 +1,6 @@
 """Online matching methods on the shipped tiny Stable Diffusion 3."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,11 @@ def trainer(name: str, folder: Path, *overrides: str) -> Trainer:
     return small_run(f"tiny_sd3/{name}", folder, *SMALL, f"name={name}", *overrides)
 
 
-def collected(run: Trainer, reward: Any = None) -> Any:
+def collected(run: Trainer, reward: Any = None, share: bool = False) -> Any:
     """The experience of 4 prompts x 4 samples of the start weights, and the draw it is of."""
     if reward is not None:
         run.scorer.reward = reward
-    return run.collect(Draw(run.sampler, run.scorer, draw_batch(run.prompts, 0, 4, 4, 0, False)))
+    return run.collect(Draw(run.sampler, run.scorer, draw_batch(run.prompts, 0, 4, 4, 0, share)))
 
 
 @pytest.mark.parametrize(("name", "compared"), [("nft", 2), ("awm", 2), ("dgpo", 2), ("crd", 2), ("rwr", 1)])
@@ -73,6 +74,56 @@ def test_dgpos_groups_share_their_noise_and_all_share_their_levels(tmp_path: Pat
     assert (noise == noise[:, :1]).all()
     # of every group and every level its own
     assert len(noise[:, 0].flatten(1).unique(dim=0)) == 4 * LEVELS
+
+
+FROM_ONE_STATE = ["algorithm.own_states=true", "algorithm.stochastic=true", "rollout.share_start_noise=true"]
+FROM_ONE_STATE += ["rollout.order=1", "rollout.plan={name: window, start: 1, size: 1}"]
+FROM_ONE_STATE += ["algorithm.levels={name: schedule, count: 1, first: 1, end: 2}"]
+
+
+@pytest.mark.parametrize("name", ["nft", "awm", "online_dpo"])
+def test_own_states_are_those_that_samples_went_through(name: str, tmp_path: Path) -> None:
+    experience = collected(trainer(name, tmp_path, "algorithm.own_states=true"))
+    trajectory = experience.rollout.trajectory
+    noised = experience.noised(experience.items)
+    assert len(noised.level_index.unique()) > 1
+    states, ends = trajectory.latents[noised.samples, noised.level_index], trajectory.final[noised.samples]
+    torch.testing.assert_close(noised.x, states)
+    # the straight line from the state to the sample
+    torch.testing.assert_close(noised.velocity, (states - ends) / noised.sigma.view(-1, 1, 1, 1), atol=1e-4, rtol=0)
+
+
+def test_what_members_that_left_one_state_say_of_its_velocity_has_a_sum_of_0(tmp_path: Path) -> None:
+    """So that the gradient does not depend on how far the velocity is from the mean of their samples."""
+    run = trainer("awm", tmp_path, *FROM_ONE_STATE, "algorithm.weighting=uniform", "algorithm.old_weight=0")
+    rewards = torch.rand(16, generator=torch.Generator().manual_seed(1)).tolist()
+    experience = collected(run, as_reward(lambda *_: rewards), share=True)
+    at = run.algorithm.points(run.policy, experience, experience.items)
+    x = at.noised.x.unflatten(0, (4, 4))
+    torch.testing.assert_close(x, x[:, :1].expand_as(x), atol=1e-4, rtol=0)
+
+    def pull(off: float) -> torch.Tensor:
+        velocity = (at.velocity.detach() + off).requires_grad_()
+        run.algorithm.loss(replace(at, velocity=velocity))[0].sum().backward()
+        assert velocity.grad is not None
+        return velocity.grad.unflatten(0, (4, 4)).sum(1)
+
+    near, far = pull(0.0), pull(3.0)
+    assert near.abs().max() > 1e-4
+    torch.testing.assert_close(far, near, atol=1e-6, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "why"),
+    [
+        ("tiny_sd3/nft", "algorithm.levels={name: uniform}", "states at the steps of its schedule alone"),
+        ("tiny_sd3/nft", "rollout.search={name: best_of_n}", "finds samples without their states"),
+        ("ltx2/omni_nft", "algorithm.guidance=1", "no states of the sound are kept"),
+    ],
+)
+def test_own_states_need_states(name: str, settings: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        load(recipe(name), ["algorithm.own_states=true", settings]).check(processes=1)
 
 
 def test_a_reference_under_guidance_needs_a_reference() -> None:
