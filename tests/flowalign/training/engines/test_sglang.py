@@ -39,7 +39,8 @@ SMALL = {
 }
 METHODS: dict[str, dict[str, Any]] = {
     "flow_grpo": SMALL,
-    "nft": {**SMALL, "algorithm": {"name": "nft"}, "training.old_log_prob": None},
+    # with the states that a server returns
+    "nft": {**SMALL, "algorithm": {"name": "nft", "own_states": True}, "training.old_log_prob": None},
 }
 """Runs of two iterations with two groups of four pictures, which are sampled one by one, as the server does."""
 SERVER = "rollout.engine={name: sglang, url: 'http://127.0.0.1:1', %s}"
