@@ -35,8 +35,8 @@ class ComparingSettings(OnlineSettings):
     """Weight of the matching error of every sample that the loss sees, good or bad. It holds the velocity near the
     policy's samples. Groups that are left out have no weight."""
     own_states: bool = False
-    """Learn at the states that a sample went through, at points of its own schedule, without drawn noise. Where members
-    of a group leave one state, what they say of its velocity has a sum of 0."""
+    """Learn at the states that a sample went through, without drawn noise. It is meant for groups whose members leave
+    one state: `stochastic`, rollout.share_start_noise, and levels that are that step alone."""
 
 
 class ComparingMatching(OnlineMatching):
@@ -50,6 +50,8 @@ class ComparingMatching(OnlineMatching):
         super().check(config)
         if not self.settings.own_states:
             return
+        if "noise_of" in self.settings.model_fields_set:
+            raise ConfigError("algorithm.noise_of: own states need no drawn noise; leave it out, or own_states: false")
         if self.draw_levels(config.rollout.steps, Generator()).is_floating_point():
             raise ConfigError(
                 "algorithm.own_states: a sample has states at the steps of its schedule alone, and these levels lie "
@@ -62,12 +64,9 @@ class ComparingMatching(OnlineMatching):
         experience = super().experience(sampled, record, processes)
         if self.settings.own_states:
             levels = experience.level_index
-            rows, columns = (
-                torch.arange(len(levels), device=levels.device).repeat_interleave(levels.shape[1]),
-                levels.flatten(),
-            )
-            states = sampled.rollout.trajectory.latents[rows, columns]
-            noise = experience.clean.noise_of(rows, columns, states.float())
+            rows = torch.arange(len(levels), device=levels.device).repeat_interleave(levels.shape[1])
+            states = sampled.rollout.trajectory.latents[rows, levels.flatten()]
+            noise = experience.clean.noise_of(rows, levels.flatten(), states.float())
             experience.noise = noise.view(*levels.shape, *noise.shape[1:])
         return experience
 

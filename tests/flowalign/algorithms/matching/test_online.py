@@ -81,7 +81,7 @@ FROM_ONE_STATE += ["rollout.order=1", "rollout.plan={name: window, start: 1, siz
 FROM_ONE_STATE += ["algorithm.levels={name: schedule, count: 1, first: 1, end: 2}"]
 
 
-@pytest.mark.parametrize("name", ["nft", "awm", "online_dpo"])
+@pytest.mark.parametrize("name", ["nft", "awm", "crd", "dgpo", "online_dpo"])
 def test_own_states_are_those_that_samples_went_through(name: str, tmp_path: Path) -> None:
     experience = collected(trainer(name, tmp_path, "algorithm.own_states=true"))
     trajectory = experience.rollout.trajectory
@@ -94,7 +94,7 @@ def test_own_states_are_those_that_samples_went_through(name: str, tmp_path: Pat
 
 
 def test_what_members_that_left_one_state_say_of_its_velocity_has_a_sum_of_0(tmp_path: Path) -> None:
-    """So that the gradient does not depend on how far the velocity is from the mean of their samples."""
+    """With the plain error the gradient does not depend on how far the velocity is from the mean of their samples."""
     run = trainer("awm", tmp_path, *FROM_ONE_STATE, "algorithm.weighting=uniform", "algorithm.old_weight=0")
     rewards = torch.rand(16, generator=torch.Generator().manual_seed(1)).tolist()
     experience = collected(run, as_reward(lambda *_: rewards), share=True)
@@ -117,6 +117,7 @@ def test_what_members_that_left_one_state_say_of_its_velocity_has_a_sum_of_0(tmp
     ("name", "settings", "why"),
     [
         ("tiny_sd3/nft", "algorithm.levels={name: uniform}", "states at the steps of its schedule alone"),
+        ("tiny_sd3/nft", "algorithm.noise_of=group", "noise_of: own states need no drawn noise"),
         ("tiny_sd3/nft", "rollout.search={name: best_of_n}", "finds samples without their states"),
         ("ltx2/omni_nft", "algorithm.guidance=1", "no states of the sound are kept"),
     ],
