@@ -13,6 +13,7 @@ from torch import Tensor
 
 from samplers.kernels import Kernel, transition
 from samplers.noise import generators, normal
+from samplers.rows import distinct_rows
 from samplers.solvers import DPMSolver
 from samplers.trajectory import Recorder, Trajectory
 
@@ -125,16 +126,12 @@ def completions(
         order: order of the solver, as in `complete`.
     """
     batch, steps = trajectory.mask.shape
-    nodes = trajectory.numbered()
-    depths = torch.arange(steps, device=nodes.device)
-    states, state = torch.unique((nodes[:, :-1] + (nodes.max() + 1) * depths)[trajectory.mask], return_inverse=True)
     rows, columns = trajectory.mask.nonzero().unbind(1)
     # the first of the trajectories that share a state stands for it
-    numbers = torch.arange(len(state), device=state.device)
-    first = torch.full_like(states, len(state)).scatter_reduce(0, state, numbers, "amin")
+    first, state = distinct_rows(trajectory.states(rows, columns))
     samples, firsts = rows[first], columns[first]
     finished = trajectory.final
-    if len(states):
+    if len(first):
         completed = complete(
             velocity,
             trajectory.latents[samples, firsts],

@@ -57,6 +57,13 @@ class Rows:
         return [f for f in fields(self) if "shared" not in f.metadata]
 
 
+def distinct_rows(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """The first row of every different number of [N]: [M] rows, and [N] which of the M a row is alike to."""
+    known, inverse = numbers.unique(return_inverse=True)
+    rows = torch.arange(len(numbers), device=numbers.device)
+    return torch.full_like(known, len(numbers)).scatter_reduce(0, inverse, rows, "amin"), inverse
+
+
 def _take(value: Any, rows: Tensor | Sequence[int] | slice) -> Any:
     if isinstance(value, dict):
         return {name: values[rows] for name, values in value.items()}

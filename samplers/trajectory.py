@@ -9,7 +9,7 @@ from torch import Tensor
 
 from samplers.kernels import Kernel, Transition, transition
 from samplers.noise import generators, normal
-from samplers.rows import SHARED, Rows
+from samplers.rows import SHARED, Rows, distinct_rows
 from samplers.solvers import DPMSolver
 from samplers.stored import Allocate, Stored
 
@@ -90,11 +90,13 @@ class Trajectory(Rows):
         Returns:
             [M] sample and [M] step of each, and [N] which of the M a pair is at.
         """
-        number = self.numbered()[samples, steps] * self.latents.shape[1] + steps
-        known, inverse = number.unique(return_inverse=True)
-        rows = torch.arange(len(samples), device=inverse.device)
-        first = torch.full_like(known, len(samples)).scatter_reduce(0, inverse, rows, "amin")
+        first, inverse = distinct_rows(self.states(samples, steps))
         return samples[first], steps[first], inverse
+
+    def states(self, samples: Tensor, steps: Tensor) -> Tensor:
+        """[N] numbers of the states that the pairs (samples[n], steps[n]) are at; equal ones are one state."""
+        nodes = self.numbered()
+        return nodes[samples, steps] + (nodes.max() + 1) * steps
 
     def score(
         self, kernel: Kernel, velocity: Tensor, samples: Tensor, steps: Tensor, starts: Tensor | None = None

@@ -63,11 +63,13 @@ class ComparingMatching(OnlineMatching):
     def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> MatchingExperience:
         experience = super().experience(sampled, record, processes)
         if self.settings.own_states:
-            levels = experience.level_index
+            levels, trajectory = experience.level_index, sampled.rollout.trajectory
             rows = torch.arange(len(levels), device=levels.device).repeat_interleave(levels.shape[1])
-            states = sampled.rollout.trajectory.latents[rows, levels.flatten()]
+            states = trajectory.latents[rows, levels.flatten()]
             noise = experience.clean.noise_of(rows, levels.flatten(), states.float())
             experience.noise = noise.view(*levels.shape, *noise.shape[1:])
+            if trajectory.nodes is not None:
+                experience.state = trajectory.states(rows, levels.flatten()).view_as(levels)
         return experience
 
     def penalized(self, loss: Tensor, points: Points) -> tuple[Tensor, dict[str, Tensor]]:

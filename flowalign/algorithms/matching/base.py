@@ -5,7 +5,7 @@ A method of the family is a few answers: whose samples (`rollout.weights`, or pi
 e(v), the mean over elements of (v - (noise - x0))^2, under the policy, the `old` snapshot and the reference.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Literal
 
@@ -124,6 +124,8 @@ class MatchingExperience(base.Experience):
     """[groups, M] the samples of a group's item; None: all."""
     noise: Tensor | None = None
     """[B, L, ...] noise of each sample at each of its levels; None: drawn by the seeds."""
+    state: Tensor | None = None
+    """[B, L] numbers of the states that this noise leads to; equal ones are one state. None: each is another."""
 
     def outcome(self) -> tuple[Tensor, Tensor] | None:
         return None if self.scores is None else (self.scores.value, self.advantage.abs())
@@ -155,7 +157,8 @@ class MatchingExperience(base.Experience):
         """The samples of these items, at their levels."""
         samples, columns = self.members(items), self.places(items)
         if self.noise is not None:
-            return self.clean.noised_by(samples, self.level_index[samples, columns], self.noise[samples, columns])
+            noised = self.clean.noised_by(samples, self.level_index[samples, columns], self.noise[samples, columns])
+            return noised if self.state is None else replace(noised, state=self.state[samples, columns])
         pairs = zip(samples.tolist(), columns.tolist(), strict=True)
         seeds = [derive_seed(self.noise_seeds[sample], column) for sample, column in pairs]
         return self.clean.noised(samples, self.level_index[samples, columns], seeds)

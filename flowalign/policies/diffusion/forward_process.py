@@ -8,7 +8,7 @@ error = noised.error(policy.velocity_of(clean, noised))
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from samplers.rows import SHARED, Rows
 
 
 @dataclass
-class Noised:
+class Noised(Rows):
     """N clean samples, each noised to a level: x = (1 - sigma) * x0 + sigma * noise."""
 
     x0: Tensor
@@ -41,10 +41,8 @@ class Noised:
     """[N] the number of each one's level."""
     error_weight: Tensor
     """[N] factor from a squared error of the velocity to one of the network's own prediction."""
-
-    def __getitem__(self, rows: Tensor) -> "Noised":
-        """Some of them, [N] indices."""
-        return Noised(*(getattr(self, each.name)[rows] for each in fields(self)))
+    state: Tensor | None = None
+    """[N] numbers of the states that they are at; equal ones are one state. None: each has its own."""
 
     @property
     def s(self) -> Tensor:

@@ -54,6 +54,7 @@ from samplers import All, Recorder, Transition, derive_seed, ode
 from samplers.completion import VelocityAt
 from samplers.kernels import Kernel
 from samplers.noise import generators
+from samplers.rows import distinct_rows
 from samplers.stored import Allocate
 
 DECODED_ON_CPU = 16
@@ -669,11 +670,15 @@ class DiffusersPolicy(Policy[Rollout]):
         return ForwardProcess(self).encoded(samples, batch_size, **call)
 
     def velocity_of(self, clean: CleanSamples, noised: Noised, x: Tensor | None = None) -> Tensor:
-        """[N, ...] guided velocities of the current weights at noised samples.
+        """[N, ...] guided velocities of the current weights at noised samples. A state that several are at is asked
+        about once.
 
         Args:
             x: [N, ...] other states at their levels.
         """
+        if x is None and noised.state is not None:
+            first, inverse = distinct_rows(noised.state)
+            return self.velocity_of(clean, noised.take(first, state=None)).index_select(0, inverse)
         x = noised.x if x is None else x
         return self._velocity(x, noised.sigma, clean.conditions, noised.samples, noised.level_index, clean.guidance)
 

@@ -93,6 +93,35 @@ def test_own_states_are_those_that_samples_went_through(name: str, tmp_path: Pat
     torch.testing.assert_close(noised.velocity, (states - ends) / noised.sigma.view(-1, 1, 1, 1), atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["nft", "awm", "online_dpo"])
+def test_a_state_that_members_share_is_asked_about_once(name: str, tmp_path: Path) -> None:
+    """With the losses and gradients of asking for each."""
+    run = trainer(name, tmp_path, *FROM_ONE_STATE, "algorithm.kl_weight=0.1")
+    rewards = torch.rand(16, generator=torch.Generator().manual_seed(1)).tolist()
+    experience = collected(run, as_reward(lambda *_: rewards), share=True)
+    # a LoRA begins with zeros, where nothing but its second factor has a gradient
+    for parameter in run.policy.trainable().values():
+        torch.nn.init.normal_(parameter, std=0.02, generator=torch.Generator().manual_seed(2))
+
+    def asked() -> tuple[torch.Tensor, torch.Tensor, int]:
+        before = run.policy.forwards
+        losses, _ = run.algorithm.losses(run.policy, experience, experience.items)
+        losses.sum().backward()
+        gradients = [parameter.grad for parameter in run.policy.trainable().values() if parameter.grad is not None]
+        gradient = torch.cat([gradient.flatten() for gradient in gradients])
+        run.learner.optimizer.zero_grad()
+        return losses.detach(), gradient, run.policy.forwards - before
+
+    losses, gradient, forwards = asked()
+    networks = 1 + len(run.algorithm.compares | {"reference"})
+    assert forwards == 4 * networks
+    experience.state = None
+    each, of_each, more = asked()
+    assert more == (2 if name == "online_dpo" else 4) * forwards
+    torch.testing.assert_close(losses, each, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(gradient, of_each, atol=1e-5 * float(of_each.abs().max()), rtol=1e-3)
+
+
 def test_what_members_that_left_one_state_say_of_its_velocity_has_a_sum_of_0(tmp_path: Path) -> None:
     """With the plain error the gradient does not depend on how far the velocity is from the mean of their samples."""
     run = trainer("awm", tmp_path, *FROM_ONE_STATE, "algorithm.weighting=uniform", "algorithm.old_weight=0")
