@@ -698,7 +698,8 @@ class DiffusersPolicy(Policy[Rollout]):
         block = block[len(block) // 2] if isinstance(block, nn.ModuleList) else block
         hook = block.register_forward_hook(lambda _, inputs, output: outputs.append(output))
         try:
-            self.velocity_of(clean, noised)
+            # at given states, so that each sample has a row though several share a state
+            self.velocity_of(clean, noised, noised.x)
         finally:
             hook.remove()
         features = outputs[0][-1] if isinstance(outputs[0], tuple) else outputs[0]
