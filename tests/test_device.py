@@ -33,7 +33,7 @@ SMALL += ["rollout.height=8", "rollout.width=8"]
 BETWEEN_MICRO_BATCHES = {
     "flowalign/algorithms/matching/base.py:noised": "which samples' seeds draw the noise of a micro-batch",
     "flowalign/algorithms/direct/base.py:score": "which samples' prompts the reward is asked about",
-    "samplers/trajectory.py:distinct": "how many states of a micro-batch are different, where groups share their start",
+    "samplers/rows.py:distinct_rows": "how many states of a micro-batch are different, where groups share their start",
     "rewards/vision.py:score_pixels": "a reward on the host fetches its pixels",
     "flowalign/training/optimization.py:backward": "and sends their gradient back",
     "rewards/base.py:column": "values that are not finite are refused before their gradient is taken",
