@@ -64,10 +64,10 @@ def test_it_runs_from_the_wheel_alone(installed: Path, tmp_path: Path) -> None:
     checkout = {f"{file.parent.name}/{file.stem}" for file in (ROOT / "configs").glob("*/*.yaml")}
     assert names == {name for name in checkout if not name.startswith("accelerate/")}
     assert Path(run("python", "-c", WHERE).strip()).is_relative_to(installed.parent)
-    run("flowalign", "demo", "--iterations", "1", "--output", "demo")
+    run("flowalign", "demo", "--iterations", "1", "--pictures", "20", "--output", "demo")
     for made in ("index.html", "assets/vote.js", "assets/gallery.css"):
         assert (tmp_path / "demo" / "gallery" / made).is_file()
     page = (tmp_path / "demo" / "gallery" / "index.html").read_text()
     data = json.loads(re.search(r'id="data">(.*?)</script', page, re.S)[1])
-    # each picture before and after, of all processes
-    assert len(data["rows"]) == 905 and len(data["pictures"]) == 2 * 905
+    # a picture of each of the 20 prompts that are trained and of the 61 others, before and after, of all processes
+    assert len(data["rows"]) == 81 and len(data["pictures"]) == 2 * 81

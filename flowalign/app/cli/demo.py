@@ -22,8 +22,6 @@ from flowalign.training import Trainer
 
 EVALUATION_SEED = 700_000_000
 """First seed of the start noises of the figures; no setting was tuned on them."""
-PICTURES = (600, 300)
-"""Fewest pictures of the trained categories and of the others, for standard errors of about 2 points."""
 
 CURVE = 20
 """Iterations between two points of a short demo's curve of held-out scores."""
@@ -44,6 +42,7 @@ def run_demo(
     json_path: Path | None,
     folder: Path,
     iterations: int | None,
+    pictures: int,
     console: Console,
     text: bool = False,
     long: bool = False,
@@ -54,6 +53,8 @@ def run_demo(
 
     Args:
         folder: folder for the runs and the gallery.
+        pictures: fewest pictures of the trained categories that are measured before and after, and half as many of the
+            others; 600 have a standard error of 2 points.
         text: train the language model on sums, instead of Stable Diffusion 3 on its prompts.
         long: train for 18 times as many iterations, and update the page after every evaluation.
 
@@ -73,7 +74,7 @@ def run_demo(
         name = "tiny_lm/demo" if text else "tiny_sd3/long_flow_grpo" if long else "tiny_sd3/demo"
         trainer = (_Climb if long else Trainer)(load(recipe(name), overrides))
         console.quiet = not trainer.main
-        figures = _train_on_sums(trainer) if text else _train_on_pictures(trainer, console)
+        figures = _train_on_sums(trainer) if text else _train_on_pictures(trainer, console, pictures)
         of_all = trainer.processes.gather_objects([time.process_time() - worked])
         seconds = {"seconds": time.perf_counter() - begin, "processor_seconds": sum(of_all)}
         runs.append({"seed": seed} | figures | seconds)
@@ -109,7 +110,7 @@ class DemoScores:
         save_samples(run, iteration, samples)
 
 
-def measure(trainer: Trainer) -> DemoScores:
+def measure(trainer: Trainer, pictures: int) -> DemoScores:
     """Score the weights that a run saves, always with the same prompts, start noises, steps and guidance."""
     assert isinstance(trainer.config, Config)
     settings = trainer.config.evaluation
@@ -117,12 +118,13 @@ def measure(trainer: Trainer) -> DemoScores:
     heldout = Prompts.read(settings.prompts or "")
     categories = sorted({record["category"] for record in heldout.metadata})
     results = []
-    for number, kept_categories in enumerate((trained, [name for name in categories if name not in trained])):
+    others = [name for name in categories if name not in trained]
+    for number, (kept_categories, fewest) in enumerate(((trained, pictures), (others, pictures // 2))):
         prompts = Prompts.read(settings.prompts or "", {"category": kept_categories})
-        pictures, seed = -(-PICTURES[number] // len(prompts)), EVALUATION_SEED + number * 10_000_000
+        each, seed = -(-fewest // len(prompts)), EVALUATION_SEED + number * 10_000_000
         judge, processes = trainer.evaluator.reward, trainer.processes
         with trainer.learner.averaged():
-            result = evaluate(trainer.policy, judge, prompts, settings, pictures, seed, processes)
+            result = evaluate(trainer.policy, judge, prompts, settings, each, seed, processes)
         # the page shows the pictures of all processes
         made = processes.gather_objects(list(zip(result.rows, result.samples, strict=True)))
         rows, samples = zip(*sorted(made, key=lambda row: row[0]), strict=True)
@@ -142,10 +144,10 @@ def _one_thread() -> Iterator[None]:
 
 
 @_one_thread()
-def _train_on_pictures(trainer: Trainer, console: Console) -> dict[str, Any]:
+def _train_on_pictures(trainer: Trainer, console: Console, pictures: int) -> dict[str, Any]:
     console.print("measuring the base model on held-out prompts")
     begin = time.perf_counter()
-    first = measure(trainer)
+    first = measure(trainer, pictures)
     if trainer.main:
         first.save(trainer.folder, 0)
         page = build([trainer.folder], trainer.folder.parent / "gallery")
@@ -157,7 +159,7 @@ def _train_on_pictures(trainer: Trainer, console: Console) -> dict[str, Any]:
         f"now it trains; when the bar below is full, the same is measured again, in about {seconds:.0f} s more"
     )
     trainer.train()
-    last = measure(trainer)
+    last = measure(trainer, pictures)
     if trainer.main:
         first.save(trainer.folder, 0)
         last.save(trainer.folder, trainer.iteration)

@@ -85,6 +85,10 @@ def demo(
     long: Annotated[
         bool, typer.Option("--long", help="Train for up to an hour; the page shows the curve as it goes.")
     ] = False,
+    pictures: Annotated[
+        int,
+        typer.Option(min=2, help="Measure about this many pictures before and after; fewer are noisier."),
+    ] = 600,
 ) -> None:
     """Align the shipped tiny Stable Diffusion 3 in minutes on a laptop, and write its gallery."""
     from flowalign.app.cli.launch import free_processors, launch
@@ -97,9 +101,9 @@ def demo(
     if processes == 1:
         from flowalign.app.cli.demo import run_demo
 
-        run_demo(seeds, json_path, output, iterations, console, text, long)
+        run_demo(seeds, json_path, output, iterations, pictures, console, text, long)
         return
-    words = ["demo", "--seeds", str(seeds), "--output", str(output)]
+    words = ["demo", "--seeds", str(seeds), "--output", str(output), "--pictures", str(pictures)]
     words += [] if json_path is None else ["--json", str(json_path)]
     words += [] if iterations is None else ["--iterations", str(iterations)]
     words += ["--long"] if long else []

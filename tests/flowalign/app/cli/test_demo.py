@@ -21,15 +21,14 @@ TINY = ASSETS / "tiny_lm"
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A picture a prompt is measured, and an iteration has eight, so that it takes seconds."""
+    """An iteration has eight pictures, so that it takes seconds."""
     small = ["evaluation.samples_per_prompt=1", "training.prompts_per_iteration=2", "training.group_size=4"]
-    monkeypatch.setattr(demo, "PICTURES", (1, 1))
     monkeypatch.setattr(demo, "load", lambda path, overrides: load(path, [*overrides, *small]))
 
 
 def test_it_ends_on_a_gallery_of_the_pictures_that_were_measured(tmp_path: Path, short: None) -> None:
     console = Console(record=True, width=80)
-    demo.run_demo(1, tmp_path / "demo.json", tmp_path / "runs", 1, console)
+    demo.run_demo(1, tmp_path / "demo.json", tmp_path / "runs", 1, 2, console)
     (run,) = json.loads((tmp_path / "demo.json").read_text())["runs"]
     page = tmp_path / "runs" / "gallery" / "index.html"
     printed = console.export_text()
@@ -60,11 +59,11 @@ def test_the_page_of_a_long_demo_follows_its_evaluations(
         return gallery.build(runs, output)
 
     monkeypatch.setattr(demo, "build", build)
-    demo.run_demo(1, None, tmp_path / "runs", 1, Console(quiet=True), long=True)
+    demo.run_demo(1, None, tmp_path / "runs", 1, 2, Console(quiet=True), long=True)
     # before training, after each evaluation, and at the end
     assert built == [[], [0], [0, 1], [0, 1]]
     with pytest.raises(ConfigError, match="--text"):
-        demo.run_demo(1, None, tmp_path / "text", 1, Console(quiet=True), text=True, long=True)
+        demo.run_demo(1, None, tmp_path / "text", 1, 2, Console(quiet=True), text=True, long=True)
 
 
 def test_the_shipped_model_is_small_and_knows_half_of_its_sums() -> None:

@@ -41,11 +41,12 @@ def compare(rank: int, pictures: list[str], compared: Path) -> None:
     config = load(recipe("tiny_sd3/flow_grpo"))
     for name in sorted(PIPELINES):
         tiny = from_pictures(PIPELINES[name], pictures)
-        for how in ("lora", "all weights"):
+        family = family_of(tiny.pipeline)
+        # all weights too where some parts get no gradient
+        ways = ["lora"] if family.lora_targets else []
+        ways += ["all weights"] if not ways or family.dead_ends else []
+        for how in ways:
             policy = DiffusersPolicy(build(name), encode_options=tiny.encode)
-            adapts = bool(policy.family.lora_targets)
-            if not adapts if how == "lora" else adapts and not policy.family.dead_ends:
-                continue
             if how == "all weights":
                 policy.train_all()
             else:
