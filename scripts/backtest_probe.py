@@ -60,13 +60,15 @@ CASES: dict[str, Case] = {
         recipe="tiny_sd3/nft",
         changes=[*FEWER, WIDE, "training.optimizer.learning_rate=2e-4", "algorithm.kl_weight=0.1"],
     ),
-    "demo, all weights, 2e-4": Case(
+    "short_flow_grpo, all weights, 2e-4": Case(
         end="climbs, unlearns after iteration 50",
         expected="it does harm",
-        recipe="tiny_sd3/demo",
+        recipe="tiny_sd3/short_flow_grpo",
         changes=[*FEWER, "model.lora=null", "training.optimizer.learning_rate=2e-4"],
     ),
-    "demo": Case(end="climbs", expected="it learns", recipe="tiny_sd3/demo", changes=FEWER, iterations=12),
+    "short_flow_grpo": Case(
+        end="climbs", expected="it learns", recipe="tiny_sd3/short_flow_grpo", changes=FEWER, iterations=12
+    ),
     "dense_grpo, 5e-4": Case(
         end="climbs",
         expected="it learns",
@@ -80,29 +82,29 @@ CASES: dict[str, Case] = {
         changes=[*FEWER, WIDE, "training.updates_per_iteration=2", "training.optimizer.learning_rate=5e-4"],
         iterations=24,
     ),
-    "demo, rate 1e-9": Case(
+    "short_flow_grpo, rate 1e-9": Case(
         end="dead",
         expected="it is dead",
-        recipe="tiny_sd3/demo",
+        recipe="tiny_sd3/short_flow_grpo",
         changes=[*FEWER, "training.optimizer.learning_rate=1e-9"],
         iterations=4,
         prompts=24,
     ),
-    "demo, constant reward": Case(
+    "short_flow_grpo, constant reward": Case(
         end="dead",
         expected="it is dead",
-        recipe="tiny_sd3/demo",
+        recipe="tiny_sd3/short_flow_grpo",
         changes=[*FEWER, "rewards=[{name: 'backtest_probe:constant'}]"],
         iterations=4,
         prompts=24,
     ),
-    "demo, no noise": Case(
-        end="dead", expected="it is dead", recipe="tiny_sd3/demo", changes=[*FEWER, "rollout.eta=0"]
+    "short_flow_grpo, no noise": Case(
+        end="dead", expected="it is dead", recipe="tiny_sd3/short_flow_grpo", changes=[*FEWER, "rollout.eta=0"]
     ),
-    "demo, rate 2e-2": Case(
+    "short_flow_grpo, rate 2e-2": Case(
         end="far too high",
         expected="it does harm",
-        recipe="tiny_sd3/demo",
+        recipe="tiny_sd3/short_flow_grpo",
         changes=[*FEWER, "training.optimizer.learning_rate=2e-2"],
         iterations=6,
         prompts=24,

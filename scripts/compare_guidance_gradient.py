@@ -29,7 +29,7 @@ BRANCHES = ("both", "conditional")
 
 
 def build(branches: str, seed: int, folder: str, given: argparse.Namespace) -> Trainer:
-    """A trainer of the demo's recipe under guidance, its learning rate constant so that no iteration is the last."""
+    """A trainer of the recipe under guidance, its learning rate constant so that no iteration is the last."""
     sections: dict[str, dict[str, Any]] = {
         "rollout": {"guidance": given.guidance, "guidance_gradient": branches},
         "evaluation": {"guidance": given.guidance, "samples_per_prompt": given.pictures, "save_samples": 0},

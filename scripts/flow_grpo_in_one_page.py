@@ -2,8 +2,8 @@
 
 The pipeline is the one that flowalign ships, loaded by plain diffusers. Of this project's packages the script uses
 `samplers`, for denoising steps with their log-probabilities, and `rewards`, for the rule that checks whether a picture
-shows what its prompt asks for. Settings, random numbers and updates are as in configs/tiny_sd3/demo.yaml, which
-also averages the weights.
+shows what its prompt asks for. Settings, random numbers and updates are as in
+configs/tiny_sd3/short_flow_grpo.yaml, which also averages the weights.
 
     python scripts/flow_grpo_in_one_page.py
 """

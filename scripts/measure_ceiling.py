@@ -1,6 +1,6 @@
 """How far a model could get: the best of n of its samples by the checker, and what its VAE keeps of real pictures.
 
-    python scripts/measure_ceiling.py configs/tiny_sd3/demo.yaml [KEY=VALUE ...] --pictures 64
+    python scripts/measure_ceiling.py configs/tiny_sd3/short_flow_grpo.yaml [KEY=VALUE ...] --pictures 64
 
 Prints the share of held-out prompts of which at least one of n samples meets every requirement, without bias from
 all samples of a prompt (the estimator of arXiv 2107.03374), and the share of drawings of the same prompts that still do

@@ -33,7 +33,7 @@ def gradients(credit: str, batches: int, changed: list[str]) -> tuple[Tensor, fl
     with tempfile.TemporaryDirectory() as folder:
         own = [f"algorithm={credit if credit.startswith('{') else f'{{name: {credit}}}'}", f"output={folder}"]
         own += ["evaluation.prompts=null", "training.previews=0"]
-        run = Trainer(load(recipe("tiny_sd3/demo"), [*changed, *own]), progress=False)
+        run = Trainer(load(recipe("tiny_sd3/short_flow_grpo"), [*changed, *own]), progress=False)
         found = []
         for number in range(batches):
             experience = run.collect(run.groups.draw(number))

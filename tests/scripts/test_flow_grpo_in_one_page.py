@@ -29,7 +29,7 @@ def test_first_update_equals_the_trainers(page: ModuleType, tmp_path: Path) -> N
     settings = {"iterations": 1, "prompts_per_iteration": 4, "updates_per_iteration": 1, "previews": 0}
     overrides = [f"training.{key}={value}" for key, value in settings.items()]
     overrides += ["evaluation.prompts=null", f"output={tmp_path}", "name=run"]
-    trainer = Trainer(load(ROOT / "configs" / "tiny_sd3" / "demo.yaml", overrides), progress=False)
+    trainer = Trainer(load(ROOT / "configs" / "tiny_sd3" / "short_flow_grpo.yaml", overrides), progress=False)
     before = {name: p.detach().clone() for name, p in trainer.policy.trainable().items()}
     trainer.train()
     metrics = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())

@@ -87,7 +87,7 @@ def demo(
     ] = False,
     pictures: Annotated[
         int,
-        typer.Option(min=2, help="Measure about this many pictures before and after; fewer are noisier."),
+        typer.Option(min=2, help="Measure about this many pictures before and after; --text has none."),
     ] = 600,
 ) -> None:
     """Align the shipped tiny Stable Diffusion 3 in minutes on a laptop, and write its gallery."""

@@ -14,7 +14,7 @@ from flowalign.data import Prompts
 from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 
-RECIPE = recipe("tiny_sd3/demo")
+RECIPE = recipe("tiny_sd3/short_flow_grpo")
 
 
 def problem(*overrides: str, processes: int = 1) -> str:
@@ -66,7 +66,7 @@ def test_a_dumped_configuration_reads_back_the_same(tmp_path: Path) -> None:
     config = load(RECIPE, ["training.seed=3", "rollout.plan.size=1"])
     (tmp_path / "config.yaml").write_text(config.dump())
     assert load(tmp_path / "config.yaml") == config
-    assert config.name == "tiny_sd3-demo-seed3"
+    assert config.name == "tiny_sd3-short_flow_grpo-seed3"
 
 
 def test_overrides_reach_any_key_with_yaml_values() -> None:

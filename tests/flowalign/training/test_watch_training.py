@@ -86,7 +86,7 @@ def test_an_honest_reward_raises_no_alarm(tmp_path):
 
 
 def test_a_recorded_honest_run_that_learned_raises_no_alarm():
-    """watch_honest.json: the lines of the demo's run; see `command` in it."""
+    """watch_honest.json: the lines of a run of Flow-GRPO; see `command` in it."""
     records = json.loads((Path(__file__).parent / "watch_honest.json").read_text())["records"]
     first, last = records[0]["reward"], records[-1]["reward"]
     assert last["mean"] - first["mean"] > 2 * math.hypot(first["error"], last["error"])
