@@ -108,7 +108,7 @@ COLLAPSED = [
     0.587,
     0.624,
 ]
-"""mean reward by iteration of tiny_sd3/demo, all weights, a constant rate of 2e-4, 32 prompts, two updates, seed 100"""
+"""mean reward by iteration of tiny_sd3/short_flow_grpo with all weights, a constant rate of 2e-4, seed 100"""
 
 
 def test_a_recorded_collapse_is_seen_once_it_is_there_and_not_before() -> None:
@@ -128,7 +128,7 @@ def test_noise_around_a_level_or_a_climb_is_no_fall(slope: float) -> None:
 
 
 def test_a_schedule_that_ends_is_not_told_of_its_rate(caplog: pytest.LogCaptureFixture) -> None:
-    training = load(recipe("tiny_sd3/demo")).training
+    training = load(recipe("tiny_sd3/short_flow_grpo")).training
     for rates, warnings in (([1e-3] * len(COLLAPSED), 1), (np.linspace(1e-3, 0, len(COLLAPSED)).tolist(), 0)):
         health = Health(training)
         with caplog.at_level(logging.WARNING):
