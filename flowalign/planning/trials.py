@@ -177,7 +177,7 @@ def fit_to_own_samples(
         algorithm: "rwr", or `AIMLESS` for the noise alone.
     """
     fitted = config.model_copy(deep=True)
-    shared = {"levels", "levels_of", "noise_of", "guidance"} & set(config.algorithm.settings)
+    shared = {"levels", "levels_of", "noise_of", "guidance", "stochastic"} & set(config.algorithm.settings)
     settings = {key: config.algorithm.settings[key] for key in shared}
     # weights exp(0 r) are 1 for all
     fitted.algorithm = Named.model_validate({"name": algorithm, "beta": 0.0, "kl_weight": 0.0, **settings})

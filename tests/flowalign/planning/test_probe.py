@@ -147,6 +147,12 @@ def test_a_matching_method_is_first_fitted_to_the_models_own_samples() -> None:
     assert result.aimless is not None and result.aimless.moved.mean < 1e-3
 
 
+def test_samples_that_share_their_start_noise_are_fitted_with_their_noise_on_the_way() -> None:
+    small = load(recipe("tiny_sd3/demo"), [*SMALL, "training.group_size=2", "training.optimizer.learning_rate=1e-9"])
+    fit, _ = own_fit(small, iterations=1, prompts=2, samples=2)
+    assert fit.moved.mean < 1e-3
+
+
 def test_updates_without_a_direction_move_less_than_a_fit() -> None:
     """Of two iterations the second takes back what the first one did."""
     changes = [*SMALL, "training.group_size=2", "rollout.steps=2", "rollout.sigmas=null"]
