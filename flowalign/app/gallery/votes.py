@@ -83,11 +83,18 @@ BETWEEN = 200
 """Most pairs of raters in the results: those who judged most pictures in common."""
 
 
-def agreement(verdicts: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:
-    """Agreement of every two raters on the pairs that both judged: its share, and Cohen's kappa with its interval.
+def agreement(verdicts: Mapping[str, Mapping[str, str]], most: int | None = None) -> tuple[list[dict[str, Any]], int]:
+    """Agreement of two raters on the pairs that both judged: its share, and Cohen's kappa with its interval.
 
     Kappa is None where chance alone would always agree. The 95% interval is that of the share (Wilson), with the
     agreement by chance as it is.
+
+    Args:
+        verdicts: {rater: {pair: verdict}}.
+        most: how many couples of raters to return, those with most pairs in common; all if None.
+
+    Returns:
+        The couples in the order of their names, and how many more have pairs in common.
     """
     raters = sorted(verdicts)
     pairs = {pair: i for i, pair in enumerate(sorted({pair for votes in verdicts.values() for pair in votes}))}
@@ -104,15 +111,17 @@ def agreement(verdicts: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]
     # how often the row's rater gave each verdict on pairs that the column's rater judged too
     often = one_hot @ judged.T
     chance = (often * often.transpose(0, 2, 1)).sum(0)
+    couples = np.argwhere(np.triu(both, 1))
+    kept = np.sort(np.argsort(-both[tuple(couples.T)], kind="stable")[:most])
     agreements = []
-    for a, b in zip(*np.triu_indices(len(raters), 1)):
-        if count := int(both[a, b]):
-            share, luck = float(same[a, b]) / count, float(chance[a, b]) / count**2
-            ends = (share, *wilson(share * count, count))
-            kappa, low, high = (None if luck == 1 else (end - luck) / (1 - luck) for end in ends)
-            agreed = {"raters": [raters[a], raters[b]], "pairs": count, "same": share}
-            agreements.append(agreed | {"kappa": kappa, "low": low, "high": high})
-    return agreements
+    for a, b in couples[kept]:
+        count = int(both[a, b])
+        share, luck = float(same[a, b]) / count, float(chance[a, b]) / count**2
+        ends = (share, *wilson(share * count, count))
+        kappa, low, high = (None if luck == 1 else (end - luck) / (1 - luck) for end in ends)
+        agreed = {"raters": [raters[a], raters[b]], "pairs": count, "same": share}
+        agreements.append(agreed | {"kappa": kappa, "low": low, "high": high})
+    return agreements, len(couples) - len(kept)
 
 
 def results(
@@ -149,8 +158,7 @@ def results(
         raters.append(row)
         if fails(right, len(known)):
             failing.append(failed(rater, right, len(known), row["wins"] + row["losses"]))
-    between = agreement(verdicts)
-    shown = sorted(sorted(range(len(between)), key=lambda i: -between[i]["pairs"])[:BETWEEN])
+    between, more_between = agreement(verdicts, BETWEEN)
     shared, common = alpha(verdicts)
     return {
         "all": {**_rate(sum(means.values()), len(means)), **_counts(everything)},
@@ -158,8 +166,8 @@ def results(
         "raters": raters,
         "failing": failing,
         "alpha": {"pairs": common} | ({"mean": None} if shared is None else vars(shared)),
-        "between": [between[i] for i in shown],
-        "more_between": len(between) - len(shown),
+        "between": between,
+        "more_between": more_between,
         "rewards": _agreement_with_rewards(means, scores),
     }
 
