@@ -5,7 +5,7 @@ computed is not computed again; and states that deterministic steps lead to the 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -160,42 +160,40 @@ def completions(
 @torch.no_grad()
 def fork(
     velocity: VelocityAt,
-    trunk: Trajectory,
+    start: Tensor,
+    sigmas: Tensor,
     kernel: Kernel,
     samples: Tensor,
-    first: int,
     eta: Tensor,
     seeds: Sequence[int],
     batch_size: int = 64,
     order: Literal[1, 2] = 1,
 ) -> Trajectory:
-    """N trajectories that share the deterministic steps before step `first` with their trunk, computed once.
+    """N trajectories from G start noises; the network is asked once about a state that several of them share.
+
+    They share their states up to the first stochastic step, the one it leaves from too.
 
     Args:
-        samples: [N] the trunk of each.
-        eta: [T] noise levels, 0 before step `first`.
+        start: [G, ...] start noise.
+        sigmas: [T + 1], ending in 0.
+        samples: [N] the start noise of each.
+        eta: [T] noise levels on the CPU.
         seeds: N seeds of the step noise: the trajectories equal N rollouts of their own.
         order: order of the solver after the last stochastic step, as of `Recorder`.
     """
-    recorder = Recorder(trunk.latents[samples, first], trunk.sigmas[first:], kernel, eta[first:], seeds, order)
-    v = trunk.velocity[samples, first]
-    for k in range(first, len(eta)):
-        if k > first:
-            chunks = zip(recorder.x.split(batch_size), samples.split(batch_size), strict=True)
-            v = torch.cat([velocity(x, rows, torch.full_like(rows, k)).float() for x, rows in chunks])
-        recorder.step(v)
-    branch = recorder.trajectory()
-    zeros = branch.eta.new_zeros(len(samples), first)
-    nodes = branch.numbered()
+    first = int((eta > 0).nonzero()[0])
+    members = torch.arange(len(samples), device=samples.device)
+    roots = samples.new_full((len(start),), len(samples)).scatter_reduce(0, samples, members, "amin")
+    recorder = Recorder(start[samples], sigmas, kernel, eta, seeds, order)
+    for k in range(len(eta)):
+        asked = recorder.x[roots] if k <= first else recorder.x
+        rows = samples[roots] if k <= first else samples
+        chunks = zip(asked.split(batch_size), rows.split(batch_size), strict=True)
+        v = torch.cat([velocity(x, numbers, torch.full_like(numbers, k)).float() for x, numbers in chunks])
+        recorder.step(v[samples] if k <= first else v)
     together = samples[:, None].expand(-1, first + 1)
-    return Trajectory(
-        latents=torch.cat([trunk.latents[samples, :first], branch.latents[:]], 1),
-        velocity=torch.cat([trunk.velocity[samples, :first], branch.velocity[:]], 1),
-        log_prob=torch.cat([zeros, branch.log_prob], 1),
-        eta=torch.cat([zeros, branch.eta], 1),
-        sigmas=trunk.sigmas,
-        nodes=torch.cat([together, nodes[:, 1:]], 1),
-    )
+    apart = members[:, None].expand(-1, len(eta) - first)
+    return replace(recorder.trajectory(), nodes=torch.cat([together, apart], 1))
 
 
 @torch.no_grad()

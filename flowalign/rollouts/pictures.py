@@ -186,22 +186,21 @@ class DiffusionSampler(Sampler):
 
     def _forked(self, batch: Batch, eta: Tensor, kernel: Kernel, sampling: dict[str, Any]) -> Rollout:
         numbers = list(dict.fromkeys(batch.group))
-        first = int((eta > 0).nonzero()[0])
         roots = batch[[batch.group.index(g) for g in numbers]]
-        trunk = self.policy.sample(roots.prompts, roots.seeds, metadata=roots.metadata, **sampling | {"order": 1})
+        start = self.policy.sample(roots.prompts, roots.seeds, metadata=roots.metadata, dry=True, **sampling)
         samples = torch.tensor([numbers.index(g) for g in batch.group], device=self.device)
         forked = fork(
-            self.policy.at(trunk),
-            trunk.trajectory,
+            self.policy.at(start),
+            start.trajectory.latents[:, 0],
+            start.trajectory.sigmas,
             kernel,
             samples,
-            first,
             eta,
             batch.noise_seeds,
             self.config.rollout.batch_size,
-            order=sampling["order"],
+            sampling["order"],
         )
-        return trunk.branch(forked, samples, kernel=kernel)
+        return start.branch(forked, samples, kernel=kernel)
 
     def trunk(self, batch: Batch) -> Rollout:
         """Sample the deterministic trajectory of every sample of the batch, to branch from."""

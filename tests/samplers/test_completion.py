@@ -148,10 +148,30 @@ def test_noise_at_a_split_can_be_larger_than_its_density_knows():
     torch.testing.assert_close(loud.log_prob[:, 1], plain.log_prob[:, 1] - 7.5 * noise.square().mean(1))
 
 
+@pytest.mark.parametrize("first, order", [(0, 1), (2, 1), (1, 2)])
+def test_a_fork_is_rollouts_of_their_own_and_asks_once_about_what_they_share(first, order):
+    samples, eta = torch.tensor([1, 0, 1, 1, 0]), Window(size=2, start=first).etas(STEPS, 0.7, 0, 0)
+    asked, steps = [], iter(range(STEPS))
+
+    def counting(x: Tensor, rows: Tensor, steps: Tensor) -> Tensor:
+        asked.append((int(steps[0]), len(x)))
+        return at(x, rows, steps)
+
+    forked = fork(counting, start()[:2], SIGMAS, KERNELS["flow_sde"], samples, eta, range(5), 3, order)
+    assert asked == [(k, n) for k in range(STEPS) for n in ([2] if k <= first else [3, 2])]
+    alone = rollout(
+        lambda x, sigma: at(x, samples, torch.full((5,), next(steps))),
+        start()[samples], SIGMAS, KERNELS["flow_sde"], eta, range(5), order,
+    )  # fmt: skip
+    for field in ("latents", "velocity", "log_prob", "eta"):
+        torch.testing.assert_close(getattr(forked, field), getattr(alone, field), msg=field)
+    shared = forked.latents[:, None].eq(forked.latents[None]).flatten(3).all(3)
+    assert torch.equal(forked.numbered()[:, None].eq(forked.numbered()[None]), shared)
+
+
 def test_states_that_trajectories_share_are_completed_once():
-    trunk = sampled(Window(size=1, start=0))
     samples, eta = torch.tensor([0, 0, 0, 1, 1, 1]), Window(size=2, start=1).etas(STEPS, 0.7, 0, 0)
-    forked = fork(at, trunk, KERNELS["flow_sde"], samples, 1, eta, list(range(6)))
+    forked = fork(at, start()[:2], SIGMAS, KERNELS["flow_sde"], samples, eta, range(6))
     evaluated = []
 
     def counting(x: Tensor, rows: Tensor, steps: Tensor) -> Tensor:

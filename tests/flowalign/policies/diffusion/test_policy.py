@@ -468,12 +468,13 @@ def test_a_pipeline_without_a_flow_scheduler_is_refused(tiny_policy: Make) -> No
 def test_a_state_that_samples_share_is_replayed_once_with_all_their_gradients(tiny_policy: Make) -> None:
     policy = tiny_policy()
     policy.add_lora(rank=2, alpha=4)
-    trunk = policy.sample(PROMPTS[:2], SEEDS[:2], steps=4, sigmas=SIGMAS)
+    start = policy.sample(PROMPTS[:2], SEEDS[:2], steps=4, sigmas=SIGMAS, dry=True)
     samples, eta = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([0, 0.7, 0.7, 0])
-    shared = trunk.branch(fork(policy.at(trunk), trunk.trajectory, flow_sde, samples, 1, eta, range(6)), samples)
+    noise, sigmas = start.trajectory.latents[:, 0], start.trajectory.sigmas
+    shared = start.branch(fork(policy.at(start), noise, sigmas, flow_sde, samples, eta, range(6)), samples)
     apart = replace(shared, trajectory=replace(shared.trajectory, nodes=None))
     rows, steps = shared.mask.nonzero().flip(0).unbind(1)
-    weights = torch.randn(12, *trunk.trajectory.final.shape[1:])
+    weights = torch.randn(12, *noise.shape[1:])
     velocities, gradients, asked = [], [], []
     for rollout in (shared, apart):
         before = policy.forwards
