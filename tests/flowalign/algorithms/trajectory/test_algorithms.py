@@ -244,7 +244,7 @@ def test_shared_prefixes_change_nothing_but_the_cost(tmp_path: Path):
     torch.testing.assert_close(shared.latents, apart.latents, atol=1e-4, rtol=0)
     torch.testing.assert_close(shared.log_prob, apart.log_prob, atol=1e-5, rtol=0)
     assert torch.equal(shared.eta, apart.eta)
-    # two trunks of five steps, then the two steps after the first stochastic one
+    # two groups up to the first stochastic step, the second, then all samples
     assert forwards == 2 * 2 + 8 * 3 and run.policy.forwards - forwards == 8 * 5
 
 
