@@ -42,6 +42,7 @@ def complete(
     start_velocity: Tensor | None = None,
     batch_size: int = 64,
     order: Literal[1, 2] = 1,
+    record: Trajectory | None = None,
 ) -> Tensor:
     """Take N states down the ODE, all in step.
 
@@ -53,6 +54,7 @@ def complete(
         start_velocity: [N, ...] velocities at the states, where they are known: the first leap is then free.
         batch_size: rows a network call.
         order: order of the solver: 1 is Euler's rule, 2 DPM-Solver++.
+        record: N trajectories, which get the states on the way and their velocities.
 
     Returns:
         [N, ...] float32 finished samples.
@@ -79,6 +81,9 @@ def complete(
             for members, indices, solver in together:
                 if members[0] in slot_of:
                     x[indices] = solver.step(x[indices], v[_indices([slot_of[m] for m in members], x.device)])
+        if record is not None:
+            record.velocity[rows, here] = v
+            record.latents[rows, there] = x[rows]
     return x
 
 
@@ -209,9 +214,11 @@ def perturb(
 
     Returns:
         N trajectories whose states up to the branch are the trunk's; what follows the perturbed state is not
-        filled in: `complete` it.
+        filled in: `complete` it, with them as its `record`.
     """
     rows = torch.arange(len(samples), device=samples.device)
+    nodes = trunk.numbered()
+    together = torch.arange(nodes.shape[1], device=samples.device) <= steps[:, None]
     step = transition(
         kernel,
         trunk.latents[samples, steps],
@@ -227,6 +234,7 @@ def perturb(
         log_prob=torch.zeros_like(trunk.log_prob[samples]),
         eta=torch.zeros_like(trunk.eta[samples]),
         sigmas=trunk.sigmas,
+        nodes=torch.where(together, nodes[samples], nodes.max() + 1 + rows[:, None]),
     )
     branches.latents[rows, steps + 1] = step.next
     branches.log_prob[rows, steps] = step.log_prob

@@ -214,19 +214,30 @@ class DiffusionSampler(Sampler):
             seeds: N seeds of the noise of that step.
         """
         eta = torch.full(steps.shape, self.config.rollout.eta, device=steps.device)
-        perturbed = perturb(trunk.trajectory, self.kernel, samples, steps, eta, seeds)
-        perturbed.latents[:, -1] = self.finish(
-            trunk, perturbed.latents[torch.arange(len(steps)), steps + 1], samples, steps + 1
-        )
-        return trunk.branch(perturbed, samples, kernel=self.kernel)
+        branches = perturb(trunk.trajectory, self.kernel, samples, steps, eta, seeds)
+        left = branches.latents[torch.arange(len(steps)), steps + 1]
+        paths = [path(first, self.config.rollout.steps) for first in (steps + 1).tolist()]
+        self._complete(trunk, left, samples, paths, record=branches)
+        return trunk.branch(branches, samples, kernel=self.kernel)
 
-    def finish(self, rollout: Rollout, x: Tensor, samples: Tensor, steps: Tensor, stride: int = 1) -> Tensor:
-        """Take states [N, ...] of these samples at these steps to the end, by every `stride`-th ODE step."""
-        last = self.config.rollout.steps
-        paths = [path(first, last, stride=stride) for first in steps.tolist()]
-        size = self.config.rollout.batch_size
+    def finish(self, rollout: Rollout, samples: Tensor, steps: Tensor, stride: int) -> Tensor:
+        """Take states [N] of a rollout to the end by every `stride`-th ODE step.
+
+        Its own states and velocities are known, so that a first leap of one step and the one after it ask nothing.
+        """
+        last, trajectory = self.config.rollout.steps, rollout.trajectory
+        ways = [path(first, last, stride=stride) for first in steps.tolist()]
+        ways = [way[1:] if way[1:2] == [way[0] + 1] else way for way in ways]
+        at = torch.tensor([way[0] for way in ways], device=self.device)
+        known = trajectory.velocity[samples, at.clamp(max=last - 1)]
+        return self._complete(rollout, trajectory.latents[samples, at], samples, ways, start_velocity=known)
+
+    def _complete(
+        self, rollout: Rollout, x: Tensor, samples: Tensor, paths: Sequence[Sequence[int]], **known: Any
+    ) -> Tensor:
+        size, sigmas = self.config.rollout.batch_size, rollout.trajectory.sigmas
         with self.merged():
-            return complete(self.policy.at(rollout), x, samples, paths, rollout.trajectory.sigmas, batch_size=size)
+            return complete(self.policy.at(rollout), x, samples, paths, sigmas, batch_size=size, **known)
 
     def tree(self, batch: Batch) -> tuple[Rollout, Tensor]:
         """Grow a tree from the start noise of every sample: the rollout of the leaves, and the sample of each leaf."""

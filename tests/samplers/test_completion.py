@@ -115,6 +115,26 @@ def test_branches_leave_the_trunk_at_their_step_only():
     assert torch.equal(scored.log_prob, made.log_prob[torch.arange(3), steps])
 
 
+def test_a_completed_branch_has_its_states_and_velocities_and_knows_what_it_shares():
+    trunk = sampled(Window(size=1, start=0))
+    samples, steps = torch.tensor([0, 0, 2, 0]), torch.tensor([1, 1, 3, 2])
+    made = perturb(trunk, KERNELS["flow_sde"], samples, steps, torch.full((4,), 0.7), [1, 2, 3, 4])
+    ways = [path(step + 1, STEPS) for step in steps.tolist()]
+    ends = complete(at, made.latents[torch.arange(4), steps + 1], samples, ways, SIGMAS, batch_size=3, record=made)
+    for row in range(4):
+        for k in range(STEPS):
+            x = made.latents[row, k]
+            v = at(x[None], samples[row], torch.tensor([k]))[0]
+            torch.testing.assert_close(made.velocity[row, k], v)
+            if k > steps[row]:
+                torch.testing.assert_close(made.latents[row, k + 1], x + v * (SIGMAS[k + 1] - SIGMAS[k]))
+    assert torch.equal(ends, made.final)
+    numbers = made.numbered()
+    for depth in range(STEPS + 1):
+        same = (made.latents[:, None, depth] == made.latents[None, :, depth]).flatten(2).all(2)
+        assert torch.equal(numbers[:, None, depth] == numbers[None, :, depth], same)
+
+
 def test_tree_leaves_are_walks_of_the_velocity_and_share_prefixes():
     plan = Tree(splits=[0, 2])
     trunk = sampled(Window(size=1, start=0))

@@ -49,11 +49,10 @@ class G2RPO(TrajectoryAlgorithm):
 
     def step_reward(self, sampled: SampledPictures, processes: Processes) -> Tensor:
         """[B, L] the reward at each granularity; `credit` spreads it to the branching step."""
-        rollout, sampler = sampled.rollout, sampled.sampler
-        trajectory, rewards = rollout.trajectory, [sampled.scores.value]
-        rows, steps = trajectory.mask.nonzero().unbind(1)
+        rollout, sampler, rewards = sampled.rollout, sampled.sampler, [sampled.scores.value]
+        rows, steps = rollout.trajectory.mask.nonzero().unbind(1)
         for stride in self.settings.strides[1:]:
-            finished = sampler.finish(rollout, trajectory.latents[rows, steps + 1], rows, steps + 1, stride)
+            finished = sampler.finish(rollout, rows, steps + 1, stride)
             images = sampler.policy.decode_latents(rollout.whole(finished, rows), sampler.config.rollout.batch_size)
             rewards.append(sampled.scorer.score(images, sampled.batch).value)
         return torch.stack(rewards, 1)

@@ -1,5 +1,6 @@
 """Every algorithm on the shipped tiny Stable Diffusion 3: one real iteration, and what each promises."""
 
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from flowalign.rollouts.draw import Draw
 from flowalign.rollouts.sampler import Sampled
 from flowalign.training import Trainer
 from rewards import Scores, Spec, WeightedSum, as_reward
-from samplers.completion import completions
+from samplers.completion import completions, path
 from tests.flowalign.small_run import small_run
 
 TRAJECTORY = [name for name in names("algorithms") if issubclass(resolve("algorithms", name), TrajectoryAlgorithm)]
@@ -91,6 +92,27 @@ def test_single_step_credit_goes_to_the_step_that_branched(tmp_path: Path):
     assert len(experience.batch) == 4 * 2 * 4
     steps = mask.float().argmax(1).view(8, 4)
     assert (steps == steps[:, :1]).all()
+
+
+def test_what_a_branch_has_been_asked_about_is_not_asked_again(tmp_path: Path):
+    run = trainer("g2rpo", tmp_path, "rollout.plan={name: single, start: 1, stop: 3}")
+    batch = draw_batch(run.prompts, 0, 4, 4, 0, share_start_noise=True)
+    rollout, _ = run.algorithm.rollout(run.sampler, batch)
+    trajectory, last = rollout.trajectory, run.config.rollout.steps
+    rows, steps = trajectory.mask.nonzero().unbind(1)
+    before = run.policy.forwards
+    ends = run.sampler.finish(rollout, rows, steps + 1, 2)
+    # of five steps those that left at the second go 2, 3, 5 and the others 3, 5
+    assert run.policy.forwards == before
+    for row, step in zip(rows.tolist(), steps.tolist(), strict=True):
+        x, sample, way = trajectory.latents[[row], step + 1], rows[[row]], path(step + 1, last, stride=2)
+        for k, to in pairwise(way):
+            v = run.policy.velocity(rollout, sample, torch.tensor([k]), x)
+            x = x + v * (trajectory.sigmas[to] - trajectory.sigmas[k])
+        torch.testing.assert_close(ends[[row]], x, atol=1e-4, rtol=0)
+    before = run.policy.forwards
+    run.policy.velocity(rollout, rows, steps)
+    assert run.policy.forwards - before == 8
 
 
 def test_noise_at_the_last_step_can_go_without_learning(tmp_path: Path):
