@@ -202,9 +202,13 @@ class DiffusionSampler(Sampler):
         )
         return start.branch(forked, samples, kernel=kernel)
 
-    def trunk(self, batch: Batch) -> Rollout:
-        """Sample the deterministic trajectory of every sample of the batch, to branch from."""
-        return self.rollout(batch, torch.zeros(self.config.rollout.steps))
+    def trunk(self, batch: Batch, steps: int) -> Rollout:
+        """The first `steps` steps of the deterministic trajectory of every sample, to branch from or after them."""
+        settings = self.arguments(batch)
+        start = self.policy.sample(batch.prompts, batch.seeds, eta=0.0, metadata=batch.metadata, dry=True, **settings)
+        x, everyone = start.trajectory.latents[:, 0], torch.arange(len(start), device=self.device)
+        self._complete(start, x, everyone, [path(0, steps)] * len(x), record=start.trajectory)
+        return replace(start, unlearned=self.unlearned)
 
     def branches(self, trunk: Rollout, samples: Tensor, steps: Tensor, seeds: Sequence[int]) -> Rollout:
         """Sample N trajectories that leave the trunk by one stochastic step and finish by the ODE.
@@ -242,7 +246,7 @@ class DiffusionSampler(Sampler):
     def tree(self, batch: Batch) -> tuple[Rollout, Tensor]:
         """Grow a tree from the start noise of every sample: the rollout of the leaves, and the sample of each leaf."""
         assert isinstance(self.plan, Tree)
-        trunk = self.trunk(batch)
+        trunk = self.trunk(batch, 1)
         size = self.config.rollout.batch_size
         etas, velocity = self.etas(batch), self.policy.at(trunk)
         with self.merged():

@@ -29,8 +29,8 @@ def branch_everywhere(sampler: DiffusionSampler, batch: Batch) -> tuple[Rollout,
     assert isinstance(sampler.plan, Single)
     firsts = [batch.group.index(g) for g in dict.fromkeys(batch.group)]
     members = len(batch) // len(firsts)
-    trunk = sampler.trunk(batch[firsts])
     left = list(sampler.plan.places(sampler.config.rollout.steps))
+    trunk = sampler.trunk(batch[firsts], left[-1] + 1)
     rows = [(t, k, m) for t in range(len(firsts)) for k in left for m in range(members)]
     samples = torch.tensor([t for t, _, _ in rows], device=sampler.device)
     steps = torch.tensor([k for _, k, _ in rows], device=sampler.device)

@@ -67,7 +67,7 @@ def test_dense_rewards_telescope_to_the_whole_change(tmp_path: Path):
     assert (dense[~rollout.trajectory.mask.cpu()] == 0).all()
     # the start noise is completed to the plain ODE sample
     made = completions(run.policy.at(rollout), rollout.trajectory)
-    plain = run.sampler.trunk(batch).trajectory.final
+    plain = run.sampler.rollout(batch, torch.zeros(run.config.rollout.steps)).trajectory.final
     torch.testing.assert_close(made.latents[made.index[:, 0]], plain, atol=1e-4, rtol=0)
 
 
