@@ -110,6 +110,18 @@ def record(reward: Tensor, **others: list[float]) -> Record:
     )
 
 
+@pytest.mark.parametrize("beta", [1.0, 0.1])
+def test_nfts_beta_is_the_weight_that_holds_the_velocity_to_the_old_one(beta: float) -> None:
+    """Its gradient is the error's at the old velocity times the advantage, and a pull of 5 beta."""
+    at = drawn(apart=0.3)
+    assert at.old is not None
+    moved = at.velocity.detach() - at.old
+    at_old = 2 * (at.old - at.noised.velocity) / moved[0].numel()
+    expected = wide(at.advantage) * at_old + 5 * beta * 2 * moved / moved[0].numel()
+    _, made = gradient(method("nft", adaptive=False, beta=beta, kl_weight=0), at)
+    torch.testing.assert_close(made, expected)
+
+
 ADVANTAGE_BASED = ["nft", "awm", "dgpo", "crd"]
 
 
