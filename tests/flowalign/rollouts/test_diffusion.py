@@ -88,7 +88,8 @@ def test_samples_of_merged_weights_are_those_of_the_lora(shared: bool, tmp_path,
 
     merged = sampler.rollout(batch)
     assert asked and all(asked) and not layer.merged
-    finished = sampler.finish(merged, merged.trajectory.latents[:, 1], torch.arange(4), torch.ones(4, dtype=torch.long))
+    everyone, first = torch.arange(4), torch.zeros(4, dtype=torch.long)
+    finished = sampler.finish(merged, everyone, first, 1)
     asked.append(layer.merged)
     sampler.scorer = trainer.scorer
     sampler.pruned(batch, {})
@@ -101,11 +102,7 @@ def test_samples_of_merged_weights_are_those_of_the_lora(shared: bool, tmp_path,
     assert asked and not any(asked)
     close = dict(rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(merged.trajectory.final, plain.trajectory.final, **close)
-    torch.testing.assert_close(
-        sampler.finish(plain, plain.trajectory.latents[:, 1], torch.arange(4), torch.ones(4, dtype=torch.long)),
-        finished,
-        **close,
-    )
+    torch.testing.assert_close(sampler.finish(plain, everyone, first, 1), finished, **close)
     with policy.reference():
         start = sampler.rollout(batch)
         monkeypatch.setattr(trainer.config.rollout, "merge_lora", True)
