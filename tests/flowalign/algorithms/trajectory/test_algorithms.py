@@ -251,7 +251,7 @@ def test_mix_grpo_flash_walks_fewer_steps_after_the_window(tmp_path: Path):
 
 
 def test_shared_prefixes_change_nothing_but_the_cost(tmp_path: Path):
-    run = trainer("demo", tmp_path)
+    run = trainer("short_flow_grpo", tmp_path)
     batch = draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=True)
     shared = run.sampler.rollout(batch).trajectory
     forwards = run.policy.forwards
