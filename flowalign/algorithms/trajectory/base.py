@@ -33,7 +33,7 @@ from flowalign.rollouts.processes import Processes
 from flowalign.rollouts.scoring import Scorer
 from samplers import Transition
 from samplers.kernels import gaussian_log_prob, traits_of
-from samplers.plans import Tree
+from samplers.plans import Single, Tree
 from samplers.stored import Stored
 
 
@@ -165,7 +165,14 @@ class TrajectoryAlgorithm(PolicyGradient[Config, DiffusionSampler, DiffusersPoli
                 f"rollout.kernel: GRPO-Guard's ratio corrects Gaussian log-probabilities, and '{rollout.kernel}' has "
                 "others; cps and flow_sde work"
             )
-        if rollout.order == 2 and (self.dense or isinstance(plan, Tree) or self.branches(config) > 1):
+        # of which the network is asked outside of the pipeline's call
+        branching = isinstance(plan, Tree) or (self.plan is not None and self.plan[0] is Single)
+        if rollout.cache is not None and branching:
+            raise ConfigError(
+                f"rollout.cache: {config.algorithm.name} makes its branches outside of the pipeline's call, where the "
+                "cache is; null works"
+            )
+        if rollout.order == 2 and (self.dense or branching):
             raise ConfigError(
                 f"rollout.order: {config.algorithm.name} branches from and completes trajectories by Euler's rule; "
                 "order: 1 works"

@@ -116,6 +116,6 @@ def test_hicogen_weights_three_levels() -> None:
     assert len(levels) == 3 and {level.partition("/")[0] for level in levels} == names
 
 
-@pytest.mark.parametrize("name", ["dense_grpo", "branch_grpo", "tp_grpo"])
+@pytest.mark.parametrize("name", ["dense_grpo", "branch_grpo", "tp_grpo", "g2rpo"])
 def test_trajectories_that_are_completed_or_branched_are_of_the_first_order(name: str) -> None:
     assert "order: 1 works" in refusal(f"tiny_sd3/{name}", "rollout.order=2")

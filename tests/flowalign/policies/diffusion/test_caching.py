@@ -133,6 +133,8 @@ def test_attention_that_would_be_of_the_other_branch_is_refused() -> None:
         ("flow_grpo", [], "flow_grpo's ratios compare the two; training.old_log_prob: replayed works"),
         ("draft", [], "draft's updates compare the two; nft, raft and the others"),
         ("flow_grpo", ["training.old_log_prob=replayed"], "share_start_noise: false works"),
+        ("g2rpo", ["training.old_log_prob=replayed", "rollout.share_start_noise=false"], "g2rpo makes its branches"),
+        ("branch_grpo", ["training.old_log_prob=replayed", "rollout.share_start_noise=false"], "outside of the pipe"),
         ("nft", ["rollout.search={name: best_of_n}"], "a search samples without"),
         ("nft", ["model.compile=true"], "model.compile: false works"),
         ("nft", ["rollout.cache.treshold=0.1"], "'first_block' has no setting 'treshold'"),
