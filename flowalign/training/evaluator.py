@@ -156,8 +156,10 @@ class Evaluator:
         """Add the verdict of the watch on reward hacking to the line of an evaluation."""
         if not self.settings.watching:
             return line
+        before = self.verdict.status
         line, self.verdict = watched(line, result.value, result.parts, self.lines.read(), self.settings.watch)
-        if self.verdict.status in ("suspect", "hacked"):
+        # once: a long run would say it at every evaluation, and the gallery shows each
+        if self.verdict.status in ("suspect", "hacked") and self.verdict.status != before:
             logger.warning("iteration %d: reward hacking? %s", line["iteration"], self.verdict.message)
         return line
 

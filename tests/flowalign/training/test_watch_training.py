@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -95,12 +96,17 @@ def test_a_recorded_honest_run_that_learned_raises_no_alarm():
 
 
 @pytest.mark.slow
-def test_a_resumed_run_hears_the_same_verdicts(tmp_path):
+def test_a_resumed_run_hears_the_same_verdicts_and_is_warned_of_each_kind_once(tmp_path, caplog):
     small = ("evaluation.limit=16", "evaluation.watch.deviations=1", "evaluation.every=2")
     panel = "[{name: shapes}]"
-    small += ("training.iterations=8", "training.keep_checkpoints=2")
-    run(tmp_path / "whole", HACKABLE, panel, *small)
+    small += ("evaluation.watch.patience=4", "training.iterations=8", "training.keep_checkpoints=2")
+    with caplog.at_level(logging.WARNING):
+        run(tmp_path / "whole", HACKABLE, panel, *small)
     whole = lines(tmp_path / "whole")
+    verdicts = [line["verdict"] for line in whole]
+    assert verdicts[-1] == verdicts[-2] == "suspect"
+    warned = [new for old, new in pairwise(verdicts) if new != old and new != "good"]
+    assert sum("reward hacking?" in message for message in caplog.messages) == len(warned)
     # as it was after six iterations
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
     cut = tmp_path / "cut" / "run"
