@@ -55,6 +55,8 @@ class G2RPO(TrajectoryAlgorithm):
             finished = sampler.finish(rollout, rows, steps + 1, stride)
             images = sampler.policy.decode_latents(rollout.whole(finished, rows), sampler.config.rollout.batch_size)
             rewards.append(sampled.scorer.score(images, sampled.batch).value)
+            everywhere = processes.gather(rewards[-1].to(processes.device))
+            sampled.metrics[f"reward/stride/{stride}"] = everywhere.mean().item()
         return torch.stack(rewards, 1)
 
     def credit(self, record: Record) -> Tensor:

@@ -92,6 +92,11 @@ def test_single_step_credit_goes_to_the_step_that_branched(tmp_path: Path):
     assert len(experience.batch) == 4 * 2 * 4
     steps = mask.float().argmax(1).view(8, 4)
     assert (steps == steps[:, :1]).all()
+    # the metrics have the mean reward of the second granularity
+    rollout, (rows, left) = experience.rollout, mask.nonzero().unbind(1)
+    images = run.policy.decode_latents(rollout.whole(run.sampler.finish(rollout, rows, left + 1, 2), rows))
+    scores = run.scorer.score(images, experience.batch).value
+    assert experience.metrics["reward/stride/2"] == pytest.approx(scores.mean().item(), abs=1e-6)
 
 
 def test_what_a_branch_has_been_asked_about_is_not_asked_again(tmp_path: Path):
