@@ -12,6 +12,7 @@ from flowalign.core.credit import (
     dense_rewards,
     first_of,
     hierarchical,
+    lasting_gains,
     turning_point_rewards,
     turning_points,
 )
@@ -229,6 +230,35 @@ def test_dense_advantages_have_less_noise_than_sparse_ones() -> None:
         assert torch.corrcoef(torch.stack([dense[:, k], noise[:, k]]))[0, 1] > 0.999
         found = torch.corrcoef(torch.stack([sparse[:, k], noise[:, k]]))[0, 1]
         assert found == pytest.approx(share[k].item(), abs=0.05)
+
+
+@pytest.mark.parametrize("lasts", [0.2, 0.5, 1.0])
+def test_lasting_gains_are_the_true_effects_where_values_fade(lasts: float) -> None:
+    """R_k = lasts R_{k-1} + z_k from a start that a group shares: the slope finds what lasts."""
+    group = torch.arange(4096) // 8
+    noise, level = torch.randn(4096, 6), 5 * torch.randn(512)[group]
+    steps = [torch.zeros(4096)]
+    for k in range(6):
+        steps.append(lasts * steps[-1] + noise[:, k])
+    values = torch.stack(steps, 1) + level[:, None]
+
+    def agreement(credit: Tensor) -> Tensor:
+        pairs = zip(*(group_advantage(x, group, "none").T for x in (credit, noise)), strict=True)
+        return torch.stack([torch.corrcoef(torch.stack(pair))[0, 1] for pair in pairs])
+
+    assert (agreement(lasting_gains(values, group)) > 0.998).all()
+    # the variance of z_k in that of R_k - R_{k-1}, the earlier value's being the sum of a geometric series
+    before = torch.tensor([sum(lasts ** (2 * j) for j in range(k)) for k in range(6)])
+    known = (1 + (1 - lasts) ** 2 * before) ** -0.5
+    torch.testing.assert_close(agreement(dense_rewards(values)), known, atol=0.02, rtol=0)
+
+
+def test_a_state_that_its_group_shares_takes_nothing_and_a_step_without_noise_earns_nothing() -> None:
+    group = torch.arange(3).repeat_interleave(8)
+    shared, reached = torch.randn(3)[group], torch.randn(24)
+    gains = lasting_gains(torch.stack([shared, reached, reached], 1), group)
+    torch.testing.assert_close(gains[:, 0], reached)
+    torch.testing.assert_close(gains[:, 1], torch.zeros(24), atol=1e-6, rtol=0)
 
 
 def test_single_step_credit_is_the_true_effect_of_its_step() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,11 +14,12 @@ from flowalign.algorithms.trajectory.branch_grpo import Pruning
 from flowalign.algorithms.trajectory.tp_grpo import TPGRPO, TPGRPOSettings
 from flowalign.config import load, recipe
 from flowalign.core.credit import dense_rewards, turning_point_rewards
-from flowalign.data.batches import draw_batch
+from flowalign.data.batches import Batch, draw_batch
 from flowalign.errors import ConfigError
 from flowalign.registry import names, resolve
 from flowalign.rollouts.dense import Estimator, StateValues
 from flowalign.rollouts.draw import Draw
+from flowalign.rollouts.pictures import SampledPictures
 from flowalign.rollouts.sampler import Sampled
 from flowalign.training import Trainer
 from rewards import Scores, Spec, WeightedSum, as_reward
@@ -30,6 +32,13 @@ TRAJECTORY = [name for name in names("algorithms") if issubclass(resolve("algori
 def trainer(name: str, folder: Path, *overrides: str, **more: Any) -> Trainer:
     members = 8 if name == "branch_grpo" else 4
     return small_run(f"tiny_sd3/{name}", folder, f"training.group_size={members}", *overrides, **more)
+
+
+def whole(run: Trainer, batch: Batch) -> SampledPictures:
+    """The groups of a batch, sampled and scored."""
+    rollout = run.sampler.rollout(batch)
+    scores = run.scorer.score(run.sampler.decode(rollout), batch)
+    return Sampled(rollout=rollout, batch=batch, scores=scores, sampler=run.sampler, scorer=run.scorer)
 
 
 def test_every_algorithm_has_a_recipe_for_the_tiny_model():
@@ -58,9 +67,8 @@ def test_first_update_has_ratio_one_and_moves_the_weights(name: str, tmp_path: P
 def test_dense_rewards_telescope_to_the_whole_change(tmp_path: Path):
     run = trainer("dense_grpo", tmp_path)
     batch = draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=False)
-    rollout = run.sampler.rollout(batch)
-    scores = run.scorer.score(run.sampler.decode(rollout), batch)
-    sampled = Sampled(rollout=rollout, batch=batch, scores=scores, sampler=run.sampler, scorer=run.scorer)
+    sampled = whole(run, batch)
+    rollout = sampled.rollout
     values = StateValues(Estimator())(sampled, run.processes)
     dense = dense_rewards(values)
     torch.testing.assert_close(dense.sum(1), values[:, -1] - values[:, 0], atol=1e-5, rtol=0)
@@ -69,6 +77,18 @@ def test_dense_rewards_telescope_to_the_whole_change(tmp_path: Path):
     made = completions(run.policy.at(rollout), rollout.trajectory)
     plain = run.sampler.rollout(batch, torch.zeros(run.config.rollout.steps)).trajectory.final
     torch.testing.assert_close(made.latents[made.index[:, 0]], plain, atol=1e-4, rtol=0)
+
+
+def test_a_fitted_baseline_takes_off_what_lasts_of_the_value_before_a_step(tmp_path: Path):
+    """By least squares of NumPy, on values less their groups' means."""
+    run = trainer("dense_grpo", tmp_path, "algorithm={name: dense_grpo, baseline: fitted}")
+    sampled = whole(run, draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=False))
+    values = StateValues(Estimator())(sampled, run.processes)
+    rewards = run.algorithm.step_reward(sampled, run.processes)
+    centred = (values.view(2, 4, -1) - values.view(2, 4, -1).mean(1, keepdim=True)).view(8, -1).double().numpy()
+    for k in range(values.shape[1] - 1):
+        slope = np.polyfit(centred[:, k], centred[:, k + 1], 1)[0]
+        torch.testing.assert_close(rewards[:, k], values[:, k + 1] - slope * values[:, k], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["n_step", "one_step", "learned"])

@@ -101,6 +101,11 @@ def test_a_plan_may_not_raise_eta_above_what_the_kernel_takes() -> None:
     assert "eta is 1.4; with this kernel it is at most 1" in refusal("tiny_sd3/flow_grpo", "rollout.kernel=cps", plan)
 
 
+def test_calibrated_noise_counts_gains_over_the_whole_value_before_a_step() -> None:
+    settings = ("rollout.plan={name: calibrated}", "algorithm={name: dense_grpo, baseline: fitted}")
+    assert "algorithm.baseline: the plan 'calibrated' counts gains" in refusal("tiny_sd3/dense_grpo", *settings)
+
+
 def test_grpo_guard_needs_gaussian_log_probabilities() -> None:
     assert "corrects Gaussian" in refusal("tiny_sd3/grpo_guard", "rollout.kernel=cps_published")
 

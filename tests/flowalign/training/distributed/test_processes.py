@@ -56,12 +56,13 @@ HEAVY = QUICK | {"training.prompts_per_iteration": 2}
 RUNS: dict[str, dict[str, Any]] = {
     "lora": {},
     "full": QUICK | {"model.lora": None, "algorithm.kl_weight": 0.1, "training.optimizer.learning_rate": 1e-5},
-    # completes trajectories, and a head of its own learns what they are worth
+    # completes trajectories, a head of its own learns what they are worth, and slopes are of all processes
     "dense_grpo": QUICK
     | {
         "algorithm": {
             "name": "dense_grpo",
             "loss": {"clip_range": 0.01},
+            "baseline": "fitted",
             "estimator": {"kind": "learned", "warmup": 1},
         },
         "rollout.plan": {"name": "window", "start": 0, "size": 2},
