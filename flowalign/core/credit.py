@@ -28,8 +28,8 @@ def lasting_gains(values: Tensor, group: Tensor) -> Tensor:
     """Gain of each step over what lasts of the value before it: R_k - c_k R_{k-1}, [B, T + 1] -> [B, T].
 
     c_k is the slope of R_k on R_{k-1} within groups, the control variate of least variance. DenseGRPO's 1 adds noise
-    where the slope is below 1/2. A state that a group shares has no slope: its value takes nothing, and a mean over the
-    group takes it all.
+    where the slope is below 1/2. A state that a group shares has no slope and needs none: advantages take the group's
+    mean off, and its value with it.
 
     Args:
         group: [B] integers.
