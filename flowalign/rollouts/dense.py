@@ -13,6 +13,7 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
+from flowalign.core.groups import group_mean_std
 from flowalign.rollouts.pictures import SampledPictures
 from flowalign.rollouts.processes import Processes
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
@@ -139,9 +140,7 @@ def persistence(values: Tensor, group: Tensor) -> Tensor:
     Returns:
         [T + 1]; NaN for states that a group shares.
     """
-    _, index, sizes = group.unique(return_inverse=True, return_counts=True)
-    mean = values.new_zeros(len(sizes), values.shape[1]).index_add(0, index, values) / sizes[:, None]
-    centred = values - mean[index]
+    centred = values - group_mean_std(values, group)[0]
     size = centred.square().sum(0).sqrt()
     # rounding leaves a group's equal values a little apart
     size = size.where(size > 1e-4 * len(values) ** 0.5, torch.nan)

@@ -56,7 +56,7 @@ HEAVY = QUICK | {"training.prompts_per_iteration": 2}
 RUNS: dict[str, dict[str, Any]] = {
     "lora": {},
     "full": QUICK | {"model.lora": None, "algorithm.kl_weight": 0.1, "training.optimizer.learning_rate": 1e-5},
-    # completes trajectories, a head of its own learns what they are worth, and slopes are of all processes
+    # completes trajectories; a head of its own learns values, and the baseline is fitted to those of all processes
     "dense_grpo": QUICK
     | {
         "algorithm": {
