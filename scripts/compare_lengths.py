@@ -3,7 +3,8 @@
     python scripts/compare_lengths.py configs/tiny_sd3/{flow_grpo,nft}.yaml --times 4 --seeds 3 --output runs/lengths
 
 Schedules are stretched with the length. Held-out prompts are judged after the last iteration alone, from the start
-noises of the leagues. Runs that are finished in the folder are not trained again, and one that was cut off goes on.
+noises of the leagues, and by the last weights, also where a recipe keeps the best. Runs that are finished in the
+folder are not trained again, and one that was cut off goes on.
 """
 
 import json
@@ -27,6 +28,7 @@ def strict(recipe: Path, times: int, seed: int, output: Path, pictures: int, cha
         iterations = load(recipe, changed).training.iterations * times
         same = [f"output={output}", f"name={name}", f"training.seed={seed}", f"training.iterations={iterations}"]
         same += ["evaluation.every=0", "training.previews=0"]
+        same += ["evaluation.watch.keep_best=false", "evaluation.watch.early_stop=null"]
         trainer = Trainer(load(recipe, changed + same), resume=(done.parent / "checkpoints").is_dir(), progress=False)
         trainer.train()
         write_atomically(done, json.dumps(judge(trainer, None, pictures)))

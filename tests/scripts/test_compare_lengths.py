@@ -19,19 +19,20 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_both_lengths_are_trained_once(script: ModuleType, tmp_path: Path) -> None:
+    # a recipe that keeps the best weights, which takes evaluations that the script leaves out
     app = typer.Typer()
     app.command()(script.main)
     small = ["training.iterations=1", "training.prompts_per_iteration=1", "training.group_size=2"]
     small += ["training.updates_per_iteration=1", "evaluation.where={category: [counting, three]}"]
-    given = [str(ROOT / "configs/tiny_sd3/flow_grpo.yaml"), "--times", "2", "--seeds", "1", "--pictures", "1"]
+    given = [str(ROOT / "configs/tiny_sd3/long_flow_grpo.yaml"), "--times", "2", "--seeds", "1", "--pictures", "1"]
     given += ["--output", str(tmp_path), *(word for setting in small for word in ("--set", setting))]
     first = CliRunner().invoke(app, given)
     assert first.exit_code == 0, first.output
-    runs = {name: tmp_path / f"flow_grpo-{name}-seed0" for name in ("x1", "x2")}
+    runs = {name: tmp_path / f"long_flow_grpo-{name}-seed0" for name in ("x1", "x2")}
     lengths = {name: len((run / "metrics.jsonl").read_text().splitlines()) for name, run in runs.items()}
     assert lengths["x2"] > lengths["x1"] > 0
     strict = {name: json.loads((run / "lengths.json").read_text())["strict"] for name, run in runs.items()}
-    assert f"| `flow_grpo` | {100 * strict['x1']:.1f} | {100 * strict['x2']:.1f} |" in first.output
+    assert f"| `long_flow_grpo` | {100 * strict['x1']:.1f} | {100 * strict['x2']:.1f} |" in first.output
     # a second call reads what is there
     runs["x2"].joinpath("lengths.json").write_text('{"strict": 2.0}')
     assert "| 200.0 |" in CliRunner().invoke(app, given).output

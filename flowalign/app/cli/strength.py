@@ -72,8 +72,7 @@ def strength(
         from flowalign.evaluation.slider import save
 
         results = {f"{factor:g}": result for factor, result in curve.results.items()}
-        watched = [name for name in results[f"{factors[0]:g}"].parts if name.startswith("panel/")]
-        save(slider, "LoRA strength", results, ["reward", *watched])
+        save(slider, "LoRA strength", results, ["reward", *shown_parts(curve)])
         print(f"flowalign gallery {slider}")
     if json_path is not None:
         write_atomically(json_path, json.dumps(record, indent=1) + "\n")
@@ -94,6 +93,12 @@ def parse_strengths(text: str) -> list[float]:
     return factors
 
 
+def shown_parts(curve: "StrengthCurve") -> list[str]:
+    """Scores beside the reward: the share of samples that meet every requirement, where it has one, and the panel."""
+    first = next(iter(curve.results.values()))
+    return [name for name in first.parts if name == "strict" or name.startswith("panel/")]
+
+
 def show(curve: "StrengthCurve") -> dict[str, Any]:
     """Print a table with a row for each strength and which is best; return its figures."""
     from rich import box
@@ -103,14 +108,14 @@ def show(curve: "StrengthCurve") -> dict[str, Any]:
     from flowalign.evaluation.statistics import estimate
 
     first = next(iter(curve.results.values()))
-    panel = [name for name in first.parts if name.startswith("panel/")]
+    parts = shown_parts(curve)
     with_pictures = not isinstance(first.samples[0], str | list)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for heading in ("strength", "reward", *panel, *(["diversity"] if with_pictures else [])):
+    for heading in ("strength", "reward", *parts, *(["diversity"] if with_pictures else [])):
         table.add_column(heading, justify="right")
     rows = []
     for factor, result in curve.results.items():
-        columns = {"reward": result.value, **{name: result.parts[name] for name in panel}}
+        columns = {"reward": result.value, **{name: result.parts[name] for name in parts}}
         means = {name: estimate(values, result.prompts) for name, values in columns.items()}
         row = {name: None if found is None else vars(found) for name, found in means.items()}
         cells = ["" if found is None else f"{found}" for found in means.values()]

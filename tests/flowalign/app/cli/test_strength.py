@@ -34,7 +34,7 @@ def test_the_ends_are_the_base_and_the_run(
     rows = {row["strength"]: row for row in record["strengths"]}
     assert list(rows) == [0.0, 1.0, 1.5]
     for factor, label in ((0.0, "base"), (1.0, trained_run.name)):
-        for name in ("reward", "panel/tiny_clip"):
+        for name in ("reward", "strict", "panel/tiny_clip"):
             assert rows[factor][name]["mean"] == pytest.approx(means[label]["all"][name]["mean"], abs=1e-5)
     assert f"highest reward at strength {record['best']:g}" in printed
     assert Image.open(film).width > 3 * 192
@@ -47,6 +47,7 @@ def test_the_ends_are_the_base_and_the_run(
     for row, position in zip(record["strengths"], shown["positions"], strict=True):
         mean, low, high = position["figures"]["panel/tiny_clip"]
         assert mean == pytest.approx(row["panel/tiny_clip"]["mean"], abs=1e-5) and low < mean < high
+        assert position["figures"]["strict"][0] == pytest.approx(row["strict"]["mean"], abs=1e-5)
         assert all((tmp_path / "out/pictures" / name).is_file() for name in position["pictures"])
     assert command(*words, "--slider", trained_run) == 2 and "name a new folder" in capsys.readouterr().err
 
