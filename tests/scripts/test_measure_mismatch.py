@@ -5,8 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from packaging.version import Version
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "measure_mismatch.py"
 
@@ -22,8 +20,12 @@ def test_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     figures = json.loads(path.read_text())["tiny_sd3"]
     assert all(len(steps) == 2 for steps in figures.values())
     assert max(figures["float32"]) < 1e-6 < max(figures["bfloat16"])
-    # under autocast an earlier torch multiplies the rows of small batches alike
+    # above 0 only where the processor's bfloat16 products depend on the batch
     assert max(figures["autocast"]) < max(figures["bfloat16"])
-    assert max(figures["autocast"]) > 1e-6 or Version(torch.__version__) < Version("2.15")
     assert not any(value for name, steps in figures.items() if "replayed" in name for value in steps)
     assert f"| tiny_sd3 | {max(figures['float32']):.1e} |" in capsys.readouterr().out
+    # of the samples themselves, on any processor: autocast is on
+    half, full = (
+        module.load("tiny_sd3", dtype, "cpu").sample(["rain"], [0], steps=3) for dtype in ("autocast", "float32")
+    )
+    assert 1e-4 < (half.trajectory.final - full.trajectory.final).abs().max() < 0.1

@@ -24,10 +24,9 @@ from tests.flowalign.training.processes import together
 
 __all__ = ["named_by_dotted_path"]
 
-CLOSE = {1: 1e-5, 2: 1e-4}
-"""share of an iteration's movement, after so many"""
-CLOSE_BOTH = {1: 5e-5, 2: 5e-4}
-"""by a ring of Ulysses, whose sums are rounded most often; in float64 it is attention, as the test below shows"""
+CLOSE = {1: 5e-5, 2: 5e-4}
+"""share of an iteration's movement, after so many: rounding, which differs by processor; in float64 the parts of a
+process are attention, as the test below shows"""
 CLOSE_FULL = {1: 1e-4, 2: 0.002}
 """of all weights, among which Adam enlarges what gradients near its epsilon differ by, as in test_processes"""
 RUNS: dict[str, dict[str, Any]] = {
@@ -128,7 +127,7 @@ def test_processes_that_share_samples_give_the_run_of_one(tmp_path: Path) -> Non
         made = {name: prepare(tmp_path / f"{count}{name}", name, *way, **RUNS[name]) for name, way in launches.items()}
         together(count, *made.values())
         for name, folder in made.items():
-            close = CLOSE_FULL if RUNS[name].get("full") else CLOSE_BOTH if len(launches[name][0]) > 1 else CLOSE
+            close = CLOSE_FULL if RUNS[name].get("full") else CLOSE
             far = {iteration: apart(folder, one[name], iteration) for iteration in close}
             assert all(far[iteration] < share for iteration, share in close.items()), (count, name, far)
 
