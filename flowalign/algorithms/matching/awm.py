@@ -8,21 +8,19 @@ the ratio is 1, the clip does nothing, and the gradient is the one here.
 """
 
 from collections.abc import Mapping
-from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
 
 from flowalign.algorithms.matching.advantage import AdvantageMatching, AdvantageSettings
 from flowalign.algorithms.matching.base import Points
+from flowalign.algorithms.matching.likelihood import Weighting, weighted_error
 from flowalign.core.divergences import velocity_mse
 from flowalign.policies.settings import Snapshot
 
-LEAST_ERROR = 1e-10
-
 
 class AWMSettings(AdvantageSettings):
-    weighting: Literal["uniform", "t", "t**2", "huber", "ghuber"] = "ghuber"
+    weighting: Weighting = "ghuber"
     """Function of the error e at noise level t: e, t e, t^2 e, t sqrt(e), or t e^power / power."""
     power: float = Field(0.25, gt=0)
     advantage_max: float = Field(5.0, gt=0)
@@ -52,17 +50,5 @@ class AWM(AdvantageMatching):
         assert points.old is not None
         moved = velocity_mse(points.velocity, points.old)
         advantage = points.advantage.clamp(-largest, largest) / largest
-        return advantage * self.weighted(points) + self.settings.old_weight * moved, {"matching/moved": moved}
-
-    def weighted(self, points: Points) -> Tensor:
-        """[N] minus the log-probability that stands for a sample's."""
-        error, t, power = points.error, points.noised.sigma, self.settings.power
-        if self.settings.weighting == "uniform":
-            return error
-        if self.settings.weighting == "t":
-            return t * error
-        if self.settings.weighting == "t**2":
-            return t**2 * error
-        if self.settings.weighting == "huber":
-            return t * ((error + LEAST_ERROR).sqrt() - LEAST_ERROR**0.5)
-        return t * ((error + LEAST_ERROR) ** power - LEAST_ERROR**power) / power
+        unlikely = weighted_error(points.error, points.noised.sigma, self.settings.weighting, self.settings.power)
+        return advantage * unlikely + self.settings.old_weight * moved, {"matching/moved": moved}

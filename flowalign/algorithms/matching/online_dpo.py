@@ -2,6 +2,8 @@
 
 Both are noised by the same noise to the same levels. Groups without a best and a worst are left out. Samples are the
 policy's; `rollout.weights: reference` draws them from the start weights, or from a snapshot.
+
+Ours: `pairs: all` learns from all pairs of a group, and `weighting` measures errors as AWM does.
 """
 
 from typing import Literal
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from flowalign.algorithms.matching.advantage import ComparingMatching, ComparingSettings
 from flowalign.algorithms.matching.base import Points
+from flowalign.algorithms.matching.likelihood import Weighting, weighted_error
 from flowalign.algorithms.matching.pairs import won
 from flowalign.config import Named
 from flowalign.core.groups import group_advantage
@@ -28,6 +31,10 @@ class OnlineDPOSettings(ComparingSettings):
     noise_of: Literal["group"] = "group"
     beta: float = Field(100.0, gt=0)
     """Factor of the squared error's mean over elements; published: 100 in Flow-GRPO's code."""
+    pairs: Literal["best_and_worst", "all"] = "best_and_worst"
+    """Pairs of a group: its best with its worst sample, or every two whose rewards differ."""
+    weighting: Weighting = "uniform"
+    """Function of the error e at noise level t, as AWM's: e, t e, t^2 e, t sqrt(e), or 4 t e^(1/4) (ghuber)."""
 
 
 class OnlineDPO(ComparingMatching):
@@ -39,7 +46,9 @@ class OnlineDPO(ComparingMatching):
     compares = frozenset({"reference"})
     whole_groups = True
 
-    def chosen(self, reward: Tensor, batch: Batch) -> Tensor:
+    def chosen(self, reward: Tensor, batch: Batch) -> Tensor | None:
+        if self.settings.pairs == "all":
+            return None
         of_groups = reward.view(len(set(batch.group)), -1)
         best_and_worst = torch.stack([of_groups.argmax(1), of_groups.argmin(1)], 1)
         first = torch.arange(len(of_groups), device=reward.device)[:, None] * of_groups.shape[1]
@@ -52,6 +61,14 @@ class OnlineDPO(ComparingMatching):
         return group_advantage(record.reward, record.group, scale="none")
 
     def loss(self, points: Points) -> tuple[Tensor, dict[str, Tensor]]:
-        best, worst = points.of_item(points.error_reference - points.error).unbind(1)
-        logit = self.settings.beta / 2 * (best - worst)
-        return preference_loss(logit), {"preference/accuracy": won(logit), "preference/logit": logit}
+        errors, settings = (points.error_reference, points.error), self.settings
+        before, now = (weighted_error(error, points.noised.sigma, settings.weighting) for error in errors)
+        gain, reward = points.of_item(before - now), points.of_item(points.reward)
+        first, second = torch.triu_indices(points.size, points.size, 1, device=gain.device)
+        order = (reward[:, first] - reward[:, second]).sign()
+        logit = settings.beta / 2 * order * (gain[:, first] - gain[:, second])
+        # two samples of one reward are no pair
+        pairs = order.abs()
+        values = {"preference/accuracy": won(logit), "preference/logit": logit}
+        of_pairs = {name: (value * pairs).sum(1) / pairs.sum(1).clamp(min=1) for name, value in values.items()}
+        return (preference_loss(logit) * pairs).mean(1), of_pairs

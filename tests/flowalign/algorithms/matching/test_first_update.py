@@ -1,5 +1,6 @@
 """What the first update of each matching method does: at policy = old = reference, and what rewards may not change."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -62,9 +63,21 @@ def halves(at: Points) -> Tensor:
     return 100 / 4 * wide(sign) * grad_e(at)
 
 
-def neighbours(more: float = 0.0) -> Any:
-    """The best beside the worst."""
-    return lambda at: wide(100 / 4 * torch.tensor([1.0, -1] * 3) + more) * grad_e(at)
+def of_pairs(more: float = 0.0, weighting: str = "uniform") -> Any:
+    """Every two of an item, the better one matched and the other one unmatched, and the mean over the item's pairs."""
+
+    def row(at: Points) -> Tensor:
+        sign = torch.zeros(len(at.reward))
+        for item in torch.arange(len(at.reward)).view(-1, at.size):
+            twos = list(itertools.combinations(item.tolist(), 2))
+            for i, j in twos:
+                better, worse = (i, j) if at.reward[i] > at.reward[j] else (j, i)
+                sign[better] += 1 / len(twos)
+                sign[worse] -= 1 / len(twos)
+        slope = at.noised.sigma * at.error.detach() ** -0.75 if weighting == "ghuber" else 1.0
+        return wide(100 / 4 * sign * slope + more) * grad_e(at)
+
+    return row
 
 
 ROWS = [
@@ -82,8 +95,10 @@ ROWS = [
     ("rwr", {}, 1, advantage_times(1)),
     ("raft", {}, 1, grad_e),
     ("dpo", {"beta": 100}, 1, halves),
-    ("online_dpo", {"beta": 100}, 2, neighbours()),
-    ("online_dpo", {"beta": 100, "own_error_weight": 0.3}, 2, neighbours(more=0.3)),
+    ("online_dpo", {"beta": 100}, 2, of_pairs()),
+    ("online_dpo", {"beta": 100, "own_error_weight": 0.3}, 2, of_pairs(more=0.3)),
+    ("online_dpo", {"beta": 100, "pairs": "all"}, GROUP, of_pairs()),
+    ("online_dpo", {"beta": 100, "pairs": "all", "weighting": "ghuber"}, GROUP, of_pairs(weighting="ghuber")),
 ]
 
 
