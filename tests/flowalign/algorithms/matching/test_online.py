@@ -93,10 +93,15 @@ def test_own_states_are_those_that_samples_went_through(name: str, tmp_path: Pat
     torch.testing.assert_close(noised.velocity, (states - ends) / noised.sigma.view(-1, 1, 1, 1), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["nft", "awm", "online_dpo"])
-def test_a_state_that_members_share_is_asked_about_once(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "members", "settings"),
+    [("nft", 4, []), ("awm", 4, []), ("online_dpo", 2, []), ("online_dpo", 4, ["algorithm.pairs=all"])],
+)
+def test_a_state_that_members_share_is_asked_about_once(
+    name: str, members: int, settings: list[str], tmp_path: Path
+) -> None:
     """With the losses and gradients of asking for each."""
-    run = trainer(name, tmp_path, *FROM_ONE_STATE, "algorithm.kl_weight=0.1")
+    run = trainer(name, tmp_path, *FROM_ONE_STATE, "algorithm.kl_weight=0.1", *settings)
     rewards = torch.rand(16, generator=torch.Generator().manual_seed(1)).tolist()
     experience = collected(run, as_reward(lambda *_: rewards), share=True)
     # a LoRA begins with zeros, where nothing but its second factor has a gradient
@@ -117,7 +122,7 @@ def test_a_state_that_members_share_is_asked_about_once(name: str, tmp_path: Pat
     assert forwards == 4 * networks
     experience.state = None
     each, of_each, more = asked()
-    assert more == (2 if name == "online_dpo" else 4) * forwards
+    assert more == members * forwards
     torch.testing.assert_close(losses, each, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(gradient, of_each, atol=1e-5 * float(of_each.abs().max()), rtol=1e-3)
 
