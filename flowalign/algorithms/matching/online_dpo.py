@@ -67,8 +67,6 @@ class OnlineDPO(ComparingMatching):
         first, second = torch.triu_indices(points.size, points.size, 1, device=gain.device)
         order = (reward[:, first] - reward[:, second]).sign()
         logit = settings.beta / 2 * order * (gain[:, first] - gain[:, second])
-        # two samples of one reward are no pair
-        pairs = order.abs()
-        values = {"preference/accuracy": won(logit), "preference/logit": logit}
-        of_pairs = {name: (value * pairs).sum(1) / pairs.sum(1).clamp(min=1) for name, value in values.items()}
-        return (preference_loss(logit) * pairs).mean(1), of_pairs
+        # two samples of one reward teach nothing, and count as a tie
+        loss = (preference_loss(logit) * order.abs()).mean(1)
+        return loss, {"preference/accuracy": won(logit).mean(1), "preference/logit": logit.mean(1)}
