@@ -61,12 +61,15 @@ class OnlineDPO(ComparingMatching):
         return group_advantage(record.reward, record.group, scale="none")
 
     def loss(self, points: Points) -> tuple[Tensor, dict[str, Tensor]]:
-        errors, settings = (points.error_reference, points.error), self.settings
-        before, now = (weighted_error(error, points.noised.sigma, settings.weighting) for error in errors)
+        sigma, weighting = points.noised.sigma, self.settings.weighting
+        before = weighted_error(points.error_reference, sigma, weighting)
+        now = weighted_error(points.error, sigma, weighting)
         gain, reward = points.of_item(before - now), points.of_item(points.reward)
         first, second = torch.triu_indices(points.size, points.size, 1, device=gain.device)
         order = (reward[:, first] - reward[:, second]).sign()
-        logit = settings.beta / 2 * order * (gain[:, first] - gain[:, second])
-        # two samples of one reward teach nothing, and count as a tie
-        loss = (preference_loss(logit) * order.abs()).mean(1)
-        return loss, {"preference/accuracy": won(logit).mean(1), "preference/logit": logit.mean(1)}
+        logit = self.settings.beta / 2 * order * (gain[:, first] - gain[:, second])
+        # two samples of one reward have a logit of 0 without a gradient, and count as a tie
+        return preference_loss(logit).mean(1), {
+            "preference/accuracy": won(logit).mean(1),
+            "preference/logit": logit.mean(1),
+        }

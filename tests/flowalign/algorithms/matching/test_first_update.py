@@ -71,6 +71,8 @@ def of_pairs(more: float = 0.0, weighting: str = "uniform") -> Any:
         for item in torch.arange(len(at.reward)).view(-1, at.size):
             twos = list(itertools.combinations(item.tolist(), 2))
             for i, j in twos:
+                if at.reward[i] == at.reward[j]:
+                    continue
                 better, worse = (i, j) if at.reward[i] > at.reward[j] else (j, i)
                 sign[better] += 1 / len(twos)
                 sign[worse] -= 1 / len(twos)
@@ -108,6 +110,13 @@ def test_the_first_gradient_is_the_tables(name: str, settings: dict[str, Any], s
     _, made = gradient(method(name, **settings), at)
     assert made.abs().max() > 0.01
     torch.testing.assert_close(made, row(at), atol=1e-5, rtol=1e-5)
+
+
+def test_samples_of_one_reward_are_no_pair() -> None:
+    at = drawn(GROUP, advantage=torch.tensor([0.5, 1.0, 1.0, 0.2, 0.2, 0.2]))
+    _, made = gradient(method("online_dpo", pairs="all"), at)
+    torch.testing.assert_close(made, of_pairs()(at))
+    assert made[:3].abs().max() > 0.01 and not made[3:].any()
 
 
 def record(reward: Tensor, **others: list[float]) -> Record:

@@ -24,9 +24,11 @@ from tests.flowalign.training.processes import together
 
 __all__ = ["named_by_dotted_path"]
 
-CLOSE = {1: 5e-5, 2: 5e-4}
-"""share of an iteration's movement, after so many: rounding, which differs by processor; in float64 the parts of a
-process are attention, as the test below shows"""
+CLOSE = {1: 1e-5, 2: 1e-4}
+"""share of an iteration's movement, after so many"""
+CLOSE_DIRECT = {1: 5e-5, 2: 5e-4}
+"""where gradients flow through two calls of the network: rounding, most of it without AVX-512 or by a ring of Ulysses;
+in float64 the parts of a process are attention, as the test below shows"""
 CLOSE_FULL = {1: 1e-4, 2: 0.002}
 """of all weights, among which Adam enlarges what gradients near its epsilon differ by, as in test_processes"""
 RUNS: dict[str, dict[str, Any]] = {
@@ -127,7 +129,7 @@ def test_processes_that_share_samples_give_the_run_of_one(tmp_path: Path) -> Non
         made = {name: prepare(tmp_path / f"{count}{name}", name, *way, **RUNS[name]) for name, way in launches.items()}
         together(count, *made.values())
         for name, folder in made.items():
-            close = CLOSE_FULL if RUNS[name].get("full") else CLOSE
+            close = CLOSE_FULL if RUNS[name].get("full") else CLOSE_DIRECT if RUNS[name].get("direct") else CLOSE
             far = {iteration: apart(folder, one[name], iteration) for iteration in close}
             assert all(far[iteration] < share for iteration, share in close.items()), (count, name, far)
 
