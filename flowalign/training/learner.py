@@ -304,9 +304,9 @@ class Learner(Optimization):
     def update(
         self, experience: Experience, items: Tensor, losses: Callable[..., Any] | None = None, seed: int | None = None
     ) -> dict[str, Tensor]:
-        """Do one optimizer step on the mean loss of these items over all processes; return means of its metrics.
+        """Do one optimizer step on the mean loss of these items over all processes; return its metrics.
 
-        The arguments are those of `differentiate`.
+        The arguments and the metrics are those of `differentiate`.
         """
         means = self.differentiate(experience, items, losses, seed)
         return means | {"policy/gradient_norm": self.step().to(self.accelerator.device)}
@@ -314,16 +314,20 @@ class Learner(Optimization):
     def differentiate(
         self, experience: Experience, items: Tensor, losses: Callable[..., Any] | None = None, seed: int | None = None
     ) -> dict[str, Tensor]:
-        """Compute the gradients of the mean loss of these items over all processes; return means of its metrics.
+        """Compute the gradients of the mean loss of these items over all processes; return its metrics.
 
         Args:
             losses: function of the losses; default the algorithm's.
             seed: seed of the random share of the items with `training.subsample`; None takes all.
+
+        Returns:
+            this process's part of the metrics, whose mean over processes is the mean over all items.
         """
         total = self._total(experience, items)
         items, weights = self._with_gradient(experience, items), None
         if seed is not None and self.config.training.subsample is not None:
             items, weights = self._subsampled(experience, items, self.config.training.subsample, seed)
+        weights, count = self._shares(experience, items, weights)
         visits = partial(visiting, self.algorithm, experience) if self.fetches and losses is None else iter
         losses = partial(losses or self.algorithm.losses, self.policy, experience)
 
@@ -336,8 +340,6 @@ class Learner(Optimization):
         if self.accelerator.num_processes > 1:
             self._share_own_gradients()
         self.policy.drop_unused()
-        # a process may have no items with a weight
-        count = len(items) if weights is None else weights.sum().clamp(min=1)
         return {name: value / count for name, value in sums.items()}
 
     def gradient(
@@ -386,21 +388,46 @@ class Learner(Optimization):
         counted, columns = experience.counted(items), self.processes.columns
         if counted is None:
             return len(items) / columns
-        return max(1.0, self.processes.gather(counted.sum()[None]).float().mean().item()) / columns
+        mean = self.processes.gather(counted.sum()[None]).float().mean().item()
+        # 1 where nothing counts, and the sum is 0
+        return (mean or 1.0) / columns
 
     def _with_gradient(self, experience: Experience, items: Tensor) -> Tensor:
         """Leave out items that teach nothing, such as actions of zero advantage, unless the loss has other terms.
 
         Every process keeps the same number, at least one, so that collective operations match.
         """
-        useful = experience.counted(items)
-        if useful is None and not self.algorithm.uses_reference:
-            useful = experience.useful(items)
+        useful = self._useful(experience, items)
         if useful is None:
             return items
         keep = max(1, self.processes.maximum(int(useful.sum())))
         # stable: useful items come first, and both kinds stay in their random order
         return items[torch.argsort(~useful, stable=True)[:keep]]
+
+    def _useful(self, experience: Experience, items: Tensor) -> Tensor | None:
+        """[N] bool: the items that teach something; None: all."""
+        counted = experience.counted(items)
+        if counted is not None or self.algorithm.uses_reference:
+            return counted
+        return experience.useful(items)
+
+    def _shares(
+        self, experience: Experience, items: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | int]:
+        """[N] weights of the items in every sum, None: 1; and the sum of a process's weights, on average.
+
+        Items that only make a process's number that of another weigh nothing, unless no process has others.
+        """
+        useful = self._useful(experience, items)
+        if weights is None and useful is None:
+            return None, len(items)
+        weights = torch.ones(len(items), device=items.device) if weights is None else weights
+        wanted = weights if useful is None else weights * useful
+        of_all, of_wanted = self.processes.gather(torch.stack([weights.sum(), wanted.sum()])[None]).mean(0)
+        nothing = of_wanted == 0
+        # a share of the items may be none at all
+        count = torch.where(nothing, of_all, of_wanted).clamp(min=torch.finfo(weights.dtype).tiny)
+        return torch.where(nothing, weights, wanted), count
 
     def _subsampled(
         self, experience: Experience, items: Tensor, settings: Subsample, seed: int

@@ -24,6 +24,7 @@ from torch.multiprocessing import ProcessExitedException
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
 from flowalign.planning.tiny_pipelines import build
+from flowalign.runs.result import Result
 from flowalign.training.building import build_accelerator
 from flowalign.training.distributed.sharding import Sharding, check_settings
 from rewards.shapes import draw, parse
@@ -117,7 +118,12 @@ GAN = HEAVY | {
         "fake": {"alone": 0, "learning_rate": 5e-3},
     }
 }
-COPIES = {"texts": TEXTS, "gan": GAN}
+# of some prompts every sample has the same reward, so that the processes have unequal numbers of pairs
+PAIRS = QUICK | {
+    "rewards": [{"name": "recording:brightness_of_squares"}],
+    "algorithm": {"name": "online_dpo", "levels": {"count": 2}},
+}
+COPIES = {"texts": TEXTS, "gan": GAN, "pairs": PAIRS}
 """not in shards"""
 CROWDED = QUICK | {
     "algorithm": {"name": "recording:CrowdedFlowGRPO", "loss": {"clip_range": 0.01}},
@@ -257,6 +263,14 @@ def four(tmp_path_factory: pytest.TempPathFactory, one: dict[str, Path], two: di
 )
 def test_two_processes_give_the_run_of_one(one: dict[str, Path], two: dict[str, Path], label: str) -> None:
     assert apart(two[label], one[label.split()[-1]]) < CLOSE
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_metrics_are_means_of_the_items_of_all_processes(one: dict[str, Path], two: dict[str, Path]) -> None:
+    alone, shared = (Result(folder / "run").metrics for folder in (one["pairs"], two["copies pairs"]))
+    for name in ("matching/error", "preference/accuracy", "policy/loss"):
+        assert [line[name] for line in shared] == pytest.approx([line[name] for line in alone], rel=1e-3)
 
 
 @pytest.mark.slow
