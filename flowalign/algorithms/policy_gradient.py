@@ -4,6 +4,7 @@ The defaults are a method's published parts. `advantage: {name: ...}` and `loss:
 with the settings given; without a name they change the default's settings: `loss: {clip_range: 1.0e-3}`.
 """
 
+import contextlib
 import inspect
 import time
 from abc import abstractmethod
@@ -22,7 +23,7 @@ from flowalign.core.losses import LOOKS_AT, LooksAt
 from flowalign.core.off_policy import Level, Rule, correction
 from flowalign.core.record import Actions, Record, masked_mean
 from flowalign.core.seams import MissingMethod, check_shape, checked_loss
-from flowalign.errors import ConfigError
+from flowalign.errors import ConfigError, nearest
 from flowalign.rollouts.processes import Processes
 from flowalign.rollouts.sampler import Sampled, SamplerT
 from flowalign.rollouts.scoring import score_metrics
@@ -47,8 +48,9 @@ class PolicyGradientSettings(base.AlgorithmSettings):
     loss: Named
     """Name in `flowalign list losses`, with its settings."""
     kl_weight: float = Field(0.0, ge=0)
-    """Weight of the divergence from the start weights."""
-
+    """Weight of the divergence from the start weights, or from `kl_reference`."""
+    kl_reference: str = "reference"
+    """Weights that the divergence refers to: the start weights, or a snapshot that follows (`training.snapshots`)."""
     off_policy: OffPolicy | None = None
     """Weigh actions by their probability under the current over the sampling weights; ratios refer to the current."""
 
@@ -165,12 +167,20 @@ class PolicyGradient(
             )
 
     def check(self, config: ConfigT) -> None:
+        named, known = self.settings.kl_reference, ["reference", *config.training.snapshots]
+        if named not in known:
+            raise ConfigError(f"algorithm.kl_reference: no snapshot '{named}'; {nearest(named, known)}")
         if self.settings.off_policy is not None and (config.data.dynamic_sampling or config.data.replay):
             raise ConfigError("algorithm.off_policy: weighs one rollout; data.dynamic_sampling and replay go without")
 
     @property
     def uses_reference(self) -> bool:
-        return self.settings.kl_weight > 0
+        return self.settings.kl_weight > 0 and self.settings.kl_reference == "reference"
+
+    def referred(self, policy: PolicyT) -> contextlib.AbstractContextManager[None]:
+        """Context in which the policy has the weights that the divergence refers to."""
+        name = self.settings.kl_reference
+        return policy.reference() if name == "reference" else policy.snapshot(name)
 
     def needs(self, field: str) -> bool:
         """Whether the advantage needs this field of the record."""
@@ -200,7 +210,7 @@ class PolicyGradient(
             advantage=own(advantage)[:, :length],
             loss_weight=own(loss_weight)[:, :length],
             divergence_weight=own(divergence_weight)[:, :length],
-            all_teach=self.loss_looks_at == "group",
+            all_teach=self.loss_looks_at == "group" or self.settings.kl_weight > 0,
         )
         off_policy = self.settings.off_policy
         if off_policy is not None:

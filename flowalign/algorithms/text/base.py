@@ -25,7 +25,7 @@ from flowalign.core.off_policy import kept
 from flowalign.core.record import Actions, Record, masked_mean, masked_sum
 from flowalign.data import Prompts
 from flowalign.data.batches import Batch
-from flowalign.errors import ConfigError, nearest
+from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import rescored
@@ -56,8 +56,6 @@ class LanguageSettings(PolicyGradientSettings):
     aggregation: Aggregation | None = None
     """Mean over all tokens, over each text's ('sequence'), over texts of sums ('sum'), that over max_new_tokens
     ('constant'); default 'token', or 'sequence' with a loss of whole texts (gspo, pacs, reg_grpo), as published."""
-    kl_reference: str = "reference"
-    """Weights that the divergence refers to: the start weights, or a snapshot that follows (`training.snapshots`)."""
     entropy_weight: float = 0.0
     """Weight of the tokens' entropy in the loss, a bonus for staying uncertain (verl's entropy_coeff)."""
     kl_estimate: KLEstimate = "k3"
@@ -101,12 +99,6 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
 
     def check(self, config: TextConfig) -> None:
         super().check(config)
-        known = ["reference", *config.training.snapshots]
-        if self.settings.kl_reference not in known:
-            raise ConfigError(
-                f"algorithm.kl_reference: no snapshot '{self.settings.kl_reference}'; "
-                f"{nearest(self.settings.kl_reference, known)}"
-            )
         if config.environment is not None and not self.takes_turns:
             raise ConfigError(
                 f"algorithm: '{config.algorithm.name}' learns from demonstrations, which are texts without turns; with "
@@ -139,8 +131,7 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
 
     @property
     def uses_reference(self) -> bool:
-        of_loss = super().uses_reference and self.settings.kl_reference == "reference"
-        return of_loss or self.needs("reference")
+        return super().uses_reference or self.needs("reference")
 
     @property
     def aggregation(self) -> Aggregation:
@@ -183,7 +174,7 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
 
     def experience(self, sampled: SampledTexts, record: Record, processes: Processes) -> ActionExperience:
         experience = super().experience(sampled, record, processes)
-        experience.all_teach |= self.settings.kl_weight > 0 or self.settings.entropy_weight != 0
+        experience.all_teach |= self.settings.entropy_weight != 0
         return experience
 
     def weights(self, sampler: LanguageSampler, record: Record) -> tuple[Tensor, Tensor]:
@@ -284,8 +275,7 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
         """
         if self.settings.kl_weight == 0:
             return {}
-        name = self.settings.kl_reference
-        with torch.no_grad(), policy.reference() if name == "reference" else policy.snapshot(name):
+        with torch.no_grad(), self.referred(policy):
             reference, _ = policy.log_probs(experience.rollout, rows)
         divergence = sampled_kl(tokens.log_prob, reference, self.settings.kl_estimate)
         if self.settings.kl_correction:

@@ -67,7 +67,7 @@ class PolicySettings(PolicyGradientSettings):
     step_fraction: float = Field(1.0, gt=0, le=1)
     """Share of the stochastic steps of each trajectory to learn from, drawn at random; the loss is their mean."""
     divergence: Literal["kl", "kl_dt", "velocity_mse"] = "kl"
-    """Divergence from the start weights: a step's KL, -dt times it, or the mean squared velocity difference."""
+    """Divergence that `kl_weight` weighs: a step's KL, -dt times it, or the mean squared velocity difference."""
     drop_zero_advantage: bool = False
     """Whether samples whose advantages are all 0 leave the KL and the number that the loss is divided by, as in
     Flow-GRPO's code; otherwise they keep their KL and count."""
@@ -88,7 +88,7 @@ class Steps(Actions):
     """[N, ...]"""
     transition: Transition
     velocity_reference: Tensor | None = None
-    """[N, ...] under the start weights, None where the loss does not use them"""
+    """[N, ...] under the weights that the divergence refers to, None without a divergence"""
 
     @cached_property
     def mean_old(self) -> Tensor:
@@ -97,7 +97,7 @@ class Steps(Actions):
 
     @cached_property
     def mean_reference(self) -> Tensor:
-        """[N, ...] mean of the transition under the start weights."""
+        """[N, ...] mean of the transition under the weights that the divergence refers to."""
         assert self.velocity_reference is not None
         return self._mean(self.velocity_reference)
 
@@ -251,8 +251,8 @@ class TrajectoryAlgorithm(PolicyGradient[Config, DiffusionSampler, DiffusersPoli
         return loss / -actions.dt, metrics
 
     def penalty(self, actions: Steps) -> tuple[Tensor, dict[str, Tensor]]:
-        """[N] weighted divergence from the start weights, 0 where it has no weight."""
-        if not self.uses_reference:
+        """[N] weighted divergence from the weights that it refers to, 0 where it has no weight."""
+        if self.settings.kl_weight == 0:
             return torch.zeros_like(actions.log_prob), {}
         assert actions.velocity_reference is not None
         if self.settings.divergence == "velocity_mse":
@@ -289,10 +289,12 @@ class TrajectoryAlgorithm(PolicyGradient[Config, DiffusionSampler, DiffusersPoli
     def losses(
         self, policy: DiffusersPolicy, experience: ActionExperience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        reference = None
+        if self.settings.kl_weight > 0:
+            with torch.no_grad(), self.referred(policy):
+                reference = policy.velocity(experience.rollout, *items.unbind(1))
         actions = self.actions(policy, experience, items)
-        if self.uses_reference:
-            with torch.no_grad(), policy.reference():
-                actions.velocity_reference = policy.velocity(experience.rollout, *items.unbind(1))
+        actions.velocity_reference = reference
         loss, values = checked_loss(f"{type(self).__name__}.loss", self.loss(actions), [len(items)])
         counted = experience.counted(items)
         if counted is not None:

@@ -52,6 +52,8 @@ class DSRL(PolicyGradient[Config, DiffusionSampler, DiffusersPolicy, Rollout]):
     def check(self, config: Config) -> None:
         if self.settings.off_policy is not None:
             raise ConfigError("algorithm.off_policy: dsrl's only action is its start noise; null works")
+        if self.settings.kl_reference != "reference":
+            raise ConfigError("algorithm.kl_reference: the divergence is from N(0, I); leave it out")
         if config.noise()[1].any():
             raise ConfigError(
                 "rollout.kernel: dsrl learns which start noise is good, and step noise hides it; ode works"

@@ -1,12 +1,15 @@
-"""GRPO-Guard's ratio, a share of the steps and off-policy weights, which any method of the family may take."""
+"""What all methods of the family can take: GRPO-Guard's ratio, a share of the steps, old samples, another reference."""
 
 import math
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributions import Independent, Normal, kl_divergence
 
+from flowalign.config import load, recipe
 from flowalign.data.batches import draw_batch
+from flowalign.errors import ConfigError
 from flowalign.rollouts.draw import Draw
 from tests.flowalign.small_run import small_run
 
@@ -78,3 +81,45 @@ def test_steps_that_earlier_weights_drew_are_weighed_and_ratios_refer_to_the_wei
     assert (values["policy/ratio"] - 1).abs().max() < 1e-5
     row = (weight * earlier.mask).sum(1) / earlier.mask.sum(1)
     assert experience.metrics["policy/off_policy_weight"] == pytest.approx(row.mean().item(), abs=1e-5)
+
+
+def test_the_divergence_is_from_a_snapshot_that_follows(tmp_path: Path) -> None:
+    own = ["algorithm.kl_weight=0.1", "algorithm.kl_reference=recent", "training.prompts_per_iteration=2"]
+    own += ["training.snapshots={recent: {decay: 0.5}}", "training.optimizer.learning_rate=2.0e-2"]
+    run = small_run("tiny_sd3/flow_grpo", tmp_path, *own)
+    assert not run.algorithm.uses_reference, "no copy of the start weights is kept"
+    assert run.iterate()["policy/gradient_norm"] > 0
+    run.iteration += 1
+    experience = run.experience()
+    items, trajectory, kernel = experience.items, experience.rollout.trajectory, experience.rollout.kernel
+    samples, steps = items.unbind(1)
+    # of a group whose rewards are all alike
+    experience.advantage[experience.group == experience.group[0]] = 0
+    steady = experience.advantage[samples, steps] == 0
+    # those of no advantage are held to the snapshot too
+    assert len(run.learner._with_gradient(experience, items)) == len(items) > steady.sum() > 0
+
+    def normal() -> Independent:
+        velocity = run.policy.velocity(experience.rollout, samples, steps)
+        step = trajectory.score(kernel, velocity, samples, steps)
+        return Independent(Normal(step.mean, step.std.expand_as(step.mean)), 3)
+
+    with torch.no_grad():
+        with run.policy.snapshot("recent"):
+            before = normal()
+        expected = kl_divergence(normal(), before) / before.event_shape.numel()
+        loss, values = run.algorithm.losses(run.policy, experience, items)
+    assert expected.min() > 0
+    torch.testing.assert_close(values["policy/kl"], expected, atol=0, rtol=1e-3)
+    torch.testing.assert_close(loss[steady], 0.1 * expected[steady], atol=0, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("flow_grpo", "no snapshot 'rcent'; did you mean"), ("dsrl", "the divergence is from N(0, I)")]
+)
+def test_a_divergence_from_what_is_not_there_is_refused(name: str, says: str) -> None:
+    follow = "training.snapshots={recent: {decay: 0.5}}"
+    config = load(recipe(f"tiny_sd3/{name}"), ["algorithm.kl_reference=rcent", follow])
+    with pytest.raises(ConfigError) as caught:
+        config.check(processes=1)
+    assert says in str(caught.value)
