@@ -170,6 +170,8 @@ class PolicyGradient(
         named, known = self.settings.kl_reference, ["reference", *config.training.snapshots]
         if named not in known:
             raise ConfigError(f"algorithm.kl_reference: no snapshot '{named}'; {nearest(named, known)}")
+        if named != "reference" and self.settings.kl_weight == 0:
+            raise ConfigError("algorithm.kl_reference: the loss has no divergence; set algorithm.kl_weight too")
         if self.settings.off_policy is not None and (config.data.dynamic_sampling or config.data.replay):
             raise ConfigError("algorithm.off_policy: weighs one rollout; data.dynamic_sampling and replay go without")
 

@@ -306,7 +306,7 @@ class Learner(Optimization):
     ) -> dict[str, Tensor]:
         """Do one optimizer step on the mean loss of these items over all processes; return its metrics.
 
-        The arguments and the metrics are those of `differentiate`.
+        Arguments and metrics are as in `differentiate`.
         """
         means = self.differentiate(experience, items, losses, seed)
         return means | {"policy/gradient_norm": self.step().to(self.accelerator.device)}
@@ -414,9 +414,10 @@ class Learner(Optimization):
     def _shares(
         self, experience: Experience, items: Tensor, weights: Tensor | None
     ) -> tuple[Tensor | None, Tensor | int]:
-        """[N] weights of the items in every sum, None: 1; and the sum of a process's weights, on average.
+        """[N] weights of the items in sums of metrics and losses, None: 1; and their sum, averaged over processes.
 
-        Items that only make a process's number that of another weigh nothing, unless no process has others.
+        Useless items, which a process keeps to have as many as the others, weigh 0. If no process has a useful item,
+        they weigh 1.
         """
         useful = self._useful(experience, items)
         if weights is None and useful is None:

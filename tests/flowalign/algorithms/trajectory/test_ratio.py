@@ -96,7 +96,7 @@ def test_the_divergence_is_from_a_snapshot_that_follows(tmp_path: Path) -> None:
     # of a group whose rewards are all alike
     experience.advantage[experience.group == experience.group[0]] = 0
     steady = experience.advantage[samples, steps] == 0
-    # those of no advantage are held to the snapshot too
+    # the divergence of samples without an advantage counts too
     assert len(run.learner._with_gradient(experience, items)) == len(items) > steady.sum() > 0
 
     def normal() -> Independent:
@@ -115,11 +115,16 @@ def test_the_divergence_is_from_a_snapshot_that_follows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("flow_grpo", "no snapshot 'rcent'; did you mean"), ("dsrl", "the divergence is from N(0, I)")]
+    ("name", "reference", "says"),
+    [
+        ("flow_grpo", "rcent", "no snapshot 'rcent'; did you mean"),
+        ("flow_grpo", "recent", "set algorithm.kl_weight too"),
+        ("dsrl", "recent", "the divergence is from N(0, I)"),
+    ],
 )
-def test_a_divergence_from_what_is_not_there_is_refused(name: str, says: str) -> None:
+def test_a_reference_without_an_effect_is_refused(name: str, reference: str, says: str) -> None:
     follow = "training.snapshots={recent: {decay: 0.5}}"
-    config = load(recipe(f"tiny_sd3/{name}"), ["algorithm.kl_reference=rcent", follow])
+    config = load(recipe(f"tiny_sd3/{name}"), [f"algorithm.kl_reference={reference}", follow])
     with pytest.raises(ConfigError) as caught:
         config.check(processes=1)
     assert says in str(caught.value)
